@@ -1,0 +1,302 @@
+//! The checkpoint: a folder's headers in memory, its weights still on disk.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+use crate::config::{CONFIG_LIMIT_BYTES, add_token_ids};
+use crate::folder::{Bytes, Folder, OpenFile, allocate};
+use crate::{
+    Config, Dtype, Error, FileIndex, Result, Source, Span, Tensor, Warning, safetensors, shards,
+};
+
+/// Larger than any published tokenizer.json (Gemma's has 33 MB).
+const SIDE_FILE_LIMIT_BYTES: u64 = 256 << 20;
+
+/// How much is read at a time when a tensor is converted.
+const CONVERT_CHUNK_BYTES: usize = 1 << 20;
+
+/// The most similar names an error about a missing tensor mentions.
+const NEAR_NAMES: usize = 3;
+
+/// A folder with config.json and safetensors files. Cheap to open: headers only.
+///
+/// All methods take `&self`, and reads are positioned, so threads may share it.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: Folder,
+    config: Config,
+    files: Vec<OpenFile>,
+    /// Sorted by name.
+    tensors: Vec<Tensor>,
+    metadata: BTreeMap<String, String>,
+    /// Files the index lists that are not there.
+    missing: Vec<String>,
+    /// By module path, so that asking twice warns once. Empty path: the checkpoint as a whole.
+    warnings: Mutex<BTreeMap<String, Vec<Warning>>>,
+}
+
+impl Checkpoint {
+    /// Opens a folder.
+    pub fn open(folder: &Path) -> Result<Checkpoint> {
+        Checkpoint::from_folder(Folder::Disk(folder.to_owned()))
+    }
+
+    /// The same from bytes compiled into the program.
+    pub fn from_memory(files: &[(&'static str, &'static [u8])]) -> Result<Checkpoint> {
+        let entry =
+            |&(name, bytes): &(&str, &'static [u8])| (name.to_owned(), Bytes::Static(bytes));
+        Checkpoint::from_folder(Folder::Memory(files.iter().map(entry).collect()))
+    }
+
+    /// The same from bytes made at run time.
+    pub fn from_owned(files: Vec<(String, Vec<u8>)>) -> Result<Checkpoint> {
+        let entry = |(name, bytes): (String, Vec<u8>)| (name, Bytes::Shared(bytes.into()));
+        Checkpoint::from_folder(Folder::Memory(files.into_iter().map(entry).collect()))
+    }
+
+    fn from_folder(folder: Folder) -> Result<Checkpoint> {
+        let config_path = folder.path_of("config.json");
+        let Some(json) = folder.read_small("config.json", CONFIG_LIMIT_BYTES)? else {
+            return Err(Error::MissingFile { path: config_path });
+        };
+        let config = Config::parse(&json, &config_path)?;
+        let shards = shards::find(&folder)?;
+
+        let mut files = Vec::with_capacity(shards.files.len());
+        let mut tensors: Vec<Tensor> = Vec::new();
+        let mut metadata = BTreeMap::new();
+        for name in &shards.files {
+            let Some(file) = folder.open(name)? else {
+                return Err(Error::MissingFile { path: folder.path_of(name) });
+            };
+            let header = safetensors::read_header(&file, FileIndex(files.len() as u32))?;
+            tensors.extend(header.tensors);
+            metadata.extend(header.metadata);
+            files.push(file);
+        }
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
+            let path = |tensor: &Tensor| files[tensor.file.0 as usize].path.clone();
+            let (first, second) = (path(&pair[0]), path(&pair[1]));
+            return Err(Error::InTwoFiles { tensor: pair[0].name.clone(), first, second });
+        }
+
+        let missing = shards.missing;
+        let warnings = Mutex::default();
+        let checkpoint = Checkpoint { folder, config, files, tensors, metadata, missing, warnings };
+        checkpoint.compare_with_index(&shards.listed);
+        Ok(checkpoint)
+    }
+
+    fn compare_with_index(&self, listed: &[String]) {
+        if !self.missing.is_empty() {
+            self.warn("", Warning::MissingShards { files: self.missing.clone() });
+        }
+        let mut absent = listed.iter().filter(|name| self.tensor(name).is_none());
+        if let Some(first) = absent.next().cloned() {
+            let count = 1 + absent.count();
+            self.warn("", Warning::MissingTensors { count, first });
+        }
+    }
+
+    /// config.json.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The folder, for messages; `<memory>` for a checkpoint in memory.
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path()
+    }
+
+    /// A side file (tokenizer.json, chat_template.jinja …) whole; `None` when it is not there,
+    /// cannot be read or is absurdly large. [`Checkpoint::read_file`] says which.
+    pub fn file(&self, name: &str) -> Option<Vec<u8>> {
+        self.read_file(name).ok().flatten()
+    }
+
+    /// A side file whole; `None` only when it is not there.
+    pub fn read_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.folder.read_small(name, SIDE_FILE_LIMIT_BYTES)
+    }
+
+    /// The `__metadata__` of the weight files, such as `format`: `mlx` or `pt`.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
+    }
+
+    /// The tokens that end a text, from config.json and generation_config.json.
+    pub fn eos_token_ids(&self) -> Vec<u32> {
+        let mut ids = self.config.eos_token_ids();
+        let generation = self.file("generation_config.json").unwrap_or_default();
+        if let Ok(generation) = serde_json::from_slice::<Value>(&generation)
+            && let Some(value) = generation.get("eos_token_id")
+        {
+            add_token_ids(&mut ids, value);
+        }
+        ids
+    }
+
+    /// The number of weight files.
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Where a weight file's bytes are.
+    ///
+    /// # Panics
+    /// When the index is of another checkpoint and out of range here.
+    pub fn source(&self, file: FileIndex) -> Source<'_> {
+        self.files[file.0 as usize].source()
+    }
+
+    /// All tensors, sorted by name.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+        self.tensors.iter()
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        let found = self.tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name));
+        found.ok().map(|index| &self.tensors[index])
+    }
+
+    /// The tensor called `name`, which must have this shape.
+    pub fn require(&self, name: &str, shape: &[usize]) -> Result<&Tensor> {
+        let tensor = self.tensor(name).ok_or_else(|| self.missing_tensor(name))?;
+        self.expect_shape(tensor, shape)?;
+        Ok(tensor)
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.len_bytes).sum()
+    }
+
+    /// Fills `out` from `offset` bytes into the tensor.
+    pub fn read(&self, tensor: &Tensor, offset: u64, out: &mut [u8]) -> Result<()> {
+        let len = out.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > tensor.len_bytes) {
+            return Err(Error::ReadRange {
+                path: self.path_of(tensor.file),
+                tensor: tensor.name.clone(),
+                offset,
+                len,
+                tensor_bytes: tensor.len_bytes,
+            });
+        }
+        self.files[tensor.file.0 as usize].read_at(tensor.offset + offset, out)
+    }
+
+    /// Fills `out`, which must be as long as the span, from the span.
+    ///
+    /// # Panics
+    /// When `out` has another length.
+    pub fn read_span(&self, span: Span, out: &mut [u8]) -> Result<()> {
+        assert_eq!(out.len() as u64, span.len_bytes, "buffer and span differ in length");
+        self.files[span.file.0 as usize].read_at(span.offset, out)
+    }
+
+    /// The whole tensor, F32, F16 or BF16, as f32.
+    pub fn read_f32(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        if !tensor.dtype.is_float() {
+            return Err(self.wrong_dtype(tensor, "F32, F16 or BF16"));
+        }
+        let path = self.path_of(tensor.file);
+        let elements = tensor.elements();
+        let mut values = Vec::new();
+        if values.try_reserve_exact(elements).is_err() {
+            let bytes = tensor.len_bytes;
+            return Err(Error::Allocation { path, bytes, purpose: "a tensor" });
+        }
+        let chunk_bytes = tensor.len_bytes.min(CONVERT_CHUNK_BYTES as u64);
+        let mut chunk = allocate(&path, chunk_bytes, "a tensor")?;
+        let mut offset = 0;
+        while offset < tensor.len_bytes {
+            let len = chunk_bytes.min(tensor.len_bytes - offset);
+            let bytes = &mut chunk[..len as usize];
+            self.read(tensor, offset, bytes)?;
+            append_f32(&mut values, tensor.dtype, bytes);
+            offset += len;
+        }
+        Ok(values)
+    }
+
+    /// What was found odd so far; [`Checkpoint::linear`] adds to it.
+    pub fn warnings(&self) -> Vec<Warning> {
+        let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.values().flatten().cloned().collect()
+    }
+
+    pub(crate) fn warn(&self, path: &str, warning: Warning) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        let about = warnings.entry(path.to_owned()).or_default();
+        if !about.contains(&warning) {
+            about.push(warning);
+        }
+    }
+
+    pub(crate) fn path_of(&self, file: FileIndex) -> PathBuf {
+        self.files[file.0 as usize].path.clone()
+    }
+
+    pub(crate) fn expect_shape(&self, tensor: &Tensor, expected: &[usize]) -> Result<()> {
+        if tensor.shape == expected {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            path: self.path_of(tensor.file),
+            tensor: tensor.name.clone(),
+            expected: expected.to_vec(),
+            got: tensor.shape.clone(),
+        })
+    }
+
+    pub(crate) fn wrong_dtype(&self, tensor: &Tensor, expected: &'static str) -> Error {
+        let (path, got) = (self.path_of(tensor.file), tensor.dtype);
+        Error::WrongDtype { path, tensor: tensor.name.clone(), expected, got }
+    }
+
+    pub(crate) fn missing_tensor(&self, name: &str) -> Error {
+        Error::MissingTensor {
+            folder: self.folder.path(),
+            tensor: name.to_owned(),
+            near: self.near_names(name),
+            missing: self.missing.clone(),
+        }
+    }
+
+    /// The names that share most of their beginning and end with `name`: another prefix, another
+    /// layer, or one letter wrong.
+    fn near_names(&self, name: &str) -> Vec<String> {
+        let same = |(a, b): &(u8, u8)| a == b;
+        let mut scored: Vec<(usize, &str)> = Vec::new();
+        for tensor in &self.tensors {
+            let (a, b) = (name.as_bytes(), tensor.name.as_bytes());
+            let head = a.iter().copied().zip(b.iter().copied()).take_while(same).count();
+            let tail = a.iter().rev().copied().zip(b.iter().rev().copied());
+            let shared = (head + tail.take_while(same).count()).min(a.len().min(b.len()));
+            if shared * 2 >= a.len() {
+                scored.push((shared, &tensor.name));
+            }
+        }
+        scored.sort_by(|a, b| (b.0, a.1).cmp(&(a.0, b.1)));
+        scored.iter().take(NEAR_NAMES).map(|(_, name)| format!("{name:?}")).collect()
+    }
+}
+
+fn append_f32(values: &mut Vec<f32>, dtype: Dtype, bytes: &[u8]) {
+    if dtype == Dtype::F32 {
+        values.extend(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)));
+        return;
+    }
+    let halves = bytes.as_chunks().0.iter().map(|&half| u16::from_le_bytes(half));
+    if dtype == Dtype::F16 {
+        values.extend(halves.map(|half| half::f16::from_bits(half).to_f32()));
+    } else {
+        values.extend(halves.map(|half| half::bf16::from_bits(half).to_f32()));
+    }
+}

@@ -1,0 +1,212 @@
+//! Where files come from: a folder on disk, or bytes in memory (the built-in model, tests).
+//!
+//! Both answer the same three questions (which names, a small file whole, a large file for
+//! positioned reads), so everything above is one code path. Only plain names are accepted: no
+//! separators, no `..`. Symbolic links are followed, because the Hugging Face cache is made of them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::{Error, Result};
+
+/// Bytes in memory: compiled in, or owned.
+#[derive(Clone, Debug)]
+pub(crate) enum Bytes {
+    Static(&'static [u8]),
+    Shared(Arc<Vec<u8>>),
+}
+
+impl Bytes {
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match self {
+            Bytes::Static(bytes) => bytes,
+            Bytes::Shared(bytes) => bytes,
+        }
+    }
+}
+
+/// A set of files.
+#[derive(Debug)]
+pub(crate) enum Folder {
+    Disk(PathBuf),
+    Memory(BTreeMap<String, Bytes>),
+}
+
+/// A large file, open for positioned reads.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) path: PathBuf,
+    pub(crate) len_bytes: u64,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Disk(File),
+    Memory(Bytes),
+}
+
+/// Where a checkpoint file's bytes are, for a reader that brings its own I/O.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A file on disk.
+    Path(&'a Path),
+    /// The file's bytes.
+    Memory(&'a [u8]),
+}
+
+/// Whether `name` is one component that stays inside its folder on every system.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 255
+        && name != "."
+        && name != ".."
+        && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
+}
+
+impl Folder {
+    /// The folder's path, for error messages.
+    pub(crate) fn path(&self) -> PathBuf {
+        match self {
+            Folder::Disk(path) => path.clone(),
+            Folder::Memory(_) => PathBuf::from("<memory>"),
+        }
+    }
+
+    /// The path of a file in it.
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// The plain file names in it, sorted.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        match self {
+            Folder::Memory(files) => Ok(files.keys().cloned().collect()),
+            Folder::Disk(path) => {
+                let failed = |source| Error::Io { path: path.clone(), operation: "list", source };
+                let mut names = Vec::new();
+                for entry in fs::read_dir(path).map_err(failed)? {
+                    // A name that is not UTF-8 cannot be one of ours.
+                    if let Ok(name) = entry.map_err(failed)?.file_name().into_string() {
+                        names.push(name);
+                    }
+                }
+                names.sort_unstable();
+                Ok(names)
+            }
+        }
+    }
+
+    /// Opens a file for positioned reads; `None` when there is none of that name.
+    pub(crate) fn open(&self, name: &str) -> Result<Option<OpenFile>> {
+        if !is_plain_name(name) {
+            return Ok(None);
+        }
+        let path = self.path_of(name);
+        match self {
+            Folder::Memory(files) => Ok(files.get(name).map(|bytes| OpenFile {
+                path,
+                len_bytes: bytes.as_slice().len() as u64,
+                content: Content::Memory(bytes.clone()),
+            })),
+            Folder::Disk(_) => open_disk(path),
+        }
+    }
+
+    /// A whole file of at most `limit` bytes; `None` when there is none of that name.
+    pub(crate) fn read_small(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+        let Some(file) = self.open(name)? else { return Ok(None) };
+        if file.len_bytes > limit {
+            return Err(Error::TooLarge { path: file.path, limit, got: file.len_bytes });
+        }
+        let mut bytes = allocate(&file.path, file.len_bytes, "the file")?;
+        file.read_at(0, &mut bytes)?;
+        Ok(Some(bytes))
+    }
+}
+
+fn open_disk(path: PathBuf) -> Result<Option<OpenFile>> {
+    // Asked before opening: opening a pipe would wait for its writer.
+    match fs::metadata(&path) {
+        Ok(metadata) if !metadata.is_file() => return Err(Error::NotAFile { path }),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::Io { path, operation: "open", source }),
+    }
+    let opened = File::open(&path).and_then(|file| {
+        let len_bytes = file.metadata()?.len();
+        Ok((file, len_bytes))
+    });
+    match opened {
+        Ok((file, len_bytes)) => {
+            Ok(Some(OpenFile { path, len_bytes, content: Content::Disk(file) }))
+        }
+        Err(source) => Err(Error::Io { path, operation: "open", source }),
+    }
+}
+
+/// A zeroed buffer, or an error where `vec![0; n]` would abort the process.
+pub(crate) fn allocate(path: &Path, bytes: u64, purpose: &'static str) -> Result<Vec<u8>> {
+    let failed = || Error::Allocation { path: path.to_owned(), bytes, purpose };
+    let len = usize::try_from(bytes).map_err(|_| failed())?;
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| failed())?;
+    buffer.resize(len, 0);
+    Ok(buffer)
+}
+
+impl OpenFile {
+    /// Fills `out` from `offset`, or says how far it came.
+    pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let expected = out.len() as u64;
+        let mut got = 0_usize;
+        while got < out.len() {
+            let position = offset.saturating_add(got as u64);
+            match self.read_some(position, &mut out[got..]) {
+                Ok(0) => {
+                    let (path, got) = (self.path.clone(), got as u64);
+                    return Err(Error::ShortRead { path, offset, expected, got });
+                }
+                Ok(count) => got += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(Error::Io { path: self.path.clone(), operation: "read", source });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_some(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        match &self.content {
+            Content::Disk(file) => read_some_at(file, offset, out),
+            Content::Memory(bytes) => {
+                let bytes = bytes.as_slice();
+                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+                let count = out.len().min(bytes.len() - start);
+                out[..count].copy_from_slice(&bytes[start..start + count]);
+                Ok(count)
+            }
+        }
+    }
+
+    pub(crate) fn source(&self) -> Source<'_> {
+        match &self.content {
+            Content::Disk(_) => Source::Path(&self.path),
+            Content::Memory(bytes) => Source::Memory(bytes.as_slice()),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn read_some_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, out, offset)
+}
+
+#[cfg(windows)]
+fn read_some_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, out, offset)
+}

@@ -1,0 +1,39 @@
+//! Bytes on disk to named tensors: which file, which offset, which dtype, which shape.
+//!
+//! [`Checkpoint::open`] reads headers only, so a 200 GB model opens in milliseconds; weights are
+//! fetched later with positioned reads. [`Checkpoint::linear`] finds how one matrix is encoded
+//! (plain, MLX affine, mxfp4, mxfp8, nvfp4) and [`ExpertLayout::find`] where each expert's bytes lie.
+//!
+//! Invariants: every file is untrusted, so whatever does not add up is an [`Error`] and never a
+//! panic; and nothing here computes with a weight or holds a whole file in memory.
+
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod config;
+mod dtype;
+mod encoding;
+mod error;
+mod experts;
+mod folder;
+pub mod gguf;
+mod linear;
+mod quantization;
+pub mod safetensors;
+mod shards;
+mod stream;
+mod tensor;
+mod warning;
+pub mod write;
+
+pub use checkpoint::Checkpoint;
+pub use config::Config;
+pub use dtype::Dtype;
+pub use encoding::Encoding;
+pub use error::{Error, Result};
+pub use experts::{ExpertForm, ExpertLayout, Projection};
+pub use folder::Source;
+pub use linear::{Linear, LinearSlice};
+pub use quantization::{Mode, Quantization, Scheme};
+pub use tensor::{FileIndex, Span, Tensor};
+pub use warning::Warning;

@@ -1,0 +1,52 @@
+//! What is odd about a checkpoint but does not stop it from being used.
+
+use std::fmt;
+
+use crate::{Encoding, Scheme};
+
+/// Something the user should hear about once, in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// The shapes say another quantisation than config.json. The shapes are believed.
+    Quantization {
+        /// The tensor, with its `.weight`.
+        tensor: String,
+        /// What config.json says; `None`: not quantised.
+        configured: Option<Scheme>,
+        /// What the shapes say.
+        found: Encoding,
+    },
+    /// The index lists files that are not in the folder; what is there was opened instead.
+    MissingShards {
+        /// Their names.
+        files: Vec<String>,
+    },
+    /// The index lists tensors that no opened file holds.
+    MissingTensors {
+        /// How many.
+        count: usize,
+        /// The first of them by name.
+        first: String,
+    },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::Quantization { tensor, configured, found } => {
+                write!(formatter, "tensor {tensor:?} is {found}, config.json says ")?;
+                match configured {
+                    Some(scheme) => write!(formatter, "{scheme}"),
+                    None => formatter.write_str("not quantised"),
+                }
+            }
+            Warning::MissingShards { files } => {
+                write!(formatter, "the index lists files that are not there: {}", files.join(", "))
+            }
+            Warning::MissingTensors { count, first } => {
+                write!(formatter, "the index lists {count} tensors that are not there: {first:?} …")
+            }
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! Prefill products on AMX tiles: the arithmetic of [`super::dot`], 32 weight rows by 16 tokens at a time.
+//!
+//! A tile product multiplies the codes of 16 rows × 32 columns (one block) with one byte plane of 16
+//! tokens. The two planes' integers are joined and scaled by vector code while the tile unit is busy
+//! with the next block. Blocks are visited lane by lane, and lanes in the order that lets their sums be
+//! added in halves with a short stack, so the bits equal those of the row-wise kernels.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+use super::dot::{
+    Codes, FP4_CODES, FP4_ZERO, Row, ScaleKind, Target, expand_avx512, unpack_codes,
+};
+use super::quantise::{Activations, BLOCK, LANE_BLOCKS, split};
+use crate::weight::Matrix;
+
+/// Tokens in a tile.
+pub(crate) const TOKENS: usize = 16;
+/// Weight rows multiplied together: two tiles share the loaded activations.
+pub(crate) const ROWS: usize = 32;
+
+/// Lanes in the order in which sums of neighbours on a stack are the sums of halves.
+const LANE_ORDER: [usize; LANE_BLOCKS] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
+
+/// Order of a block's 32 columns in the tiles: as nibbles come out of bytes, or natural.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Order {
+    Paired,
+    Natural,
+}
+
+impl Order {
+    pub(crate) fn of(packing: Codes) -> Order {
+        match packing {
+            Codes::Nibbles | Codes::Fp4 => Order::Paired,
+            Codes::Bytes | Codes::Stream(_) => Order::Natural,
+        }
+    }
+}
+
+/// Activations of up to 16 tokens in the layout of the right-hand tile.
+#[derive(Default)]
+pub(crate) struct Tile {
+    /// Tokens that are real; the rest is zero.
+    tokens: usize,
+    blocks: usize,
+    /// [blocks][plane][quad of columns][token][4 bytes]
+    planes: Vec<i8>,
+    /// [blocks][token]
+    scale: Vec<f32>,
+    sum: Vec<f32>,
+    integer_sum: Vec<i32>,
+}
+
+impl Tile {
+    /// Lays out the given rows of `x`, sixteen at most.
+    pub(crate) fn pack(&mut self, x: &Activations, rows: &[u32], order: Order) {
+        assert!(rows.len() <= TOKENS);
+        let blocks = x.cols.div_ceil(BLOCK);
+        (self.tokens, self.blocks) = (rows.len(), blocks);
+        self.planes.resize(blocks * 1024, 0);
+        self.scale.resize(blocks * TOKENS, 0.0);
+        self.sum.resize(blocks * TOKENS, 0.0);
+        self.integer_sum.resize(blocks * TOKENS, 0);
+        if rows.len() < TOKENS {
+            self.planes.fill(0);
+            self.scale.fill(0.0);
+            self.sum.fill(0.0);
+            self.integer_sum.fill(0);
+        }
+        for (token, &row) in rows.iter().enumerate() {
+            let row = row as usize;
+            let values = x.row_values(row);
+            for block in 0..blocks {
+                let values: &[i16; BLOCK] =
+                    values[block * BLOCK..][..BLOCK].try_into().expect("a whole block");
+                let planes = &mut self.planes[block * 1024..][..1024];
+                pack_block(values, planes, token, order);
+                self.scale[block * TOKENS + token] = x.row_scale(row)[block];
+                self.sum[block * TOKENS + token] = x.row_sum(row)[block];
+                self.integer_sum[block * TOKENS + token] = x.row_integer_sum(row)[block];
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_block(values: &[i16; BLOCK], planes: &mut [i8], token: usize, order: Order) {
+    let (mut high, mut low) = ([0i8; BLOCK], [0i8; BLOCK]);
+    match order {
+        Order::Natural => {
+            for i in 0..BLOCK {
+                (high[i], low[i]) = split(values[i]);
+            }
+        }
+        Order::Paired => {
+            for i in 0..BLOCK / 2 {
+                (high[i], low[i]) = split(values[2 * i]);
+                (high[16 + i], low[16 + i]) = split(values[2 * i + 1]);
+            }
+        }
+    }
+    let (high_plane, low_plane) = planes.split_at_mut(512);
+    for quad in 0..BLOCK / 4 {
+        let at = quad * 64 + token * 4;
+        high_plane[at..at + 4].copy_from_slice(&high[quad * 4..quad * 4 + 4]);
+        low_plane[at..at + 4].copy_from_slice(&low[quad * 4..quad * 4 + 4]);
+    }
+}
+
+/// Codes of up to 32 weight rows in the layout of the left-hand tiles, and their scales as floats.
+#[derive(Default)]
+struct Panel {
+    /// [blocks][row][32 bytes]
+    codes: Vec<u8>,
+    /// [row][padded blocks]
+    scales: Vec<f32>,
+    biases: Vec<f32>,
+    padded_blocks: usize,
+    fp4: bool,
+    biased: bool,
+}
+
+thread_local! {
+    /// Grows to the widest weight once and is kept.
+    static PANEL: RefCell<Panel> = RefCell::new(Panel::default());
+}
+
+/// Products of weight rows `rows` with every token of `tiles`; token t of tile i is output row
+/// `outputs[i · 16 + t]`.
+///
+/// # Safety
+/// AMX must be usable (`Isa::Amx`). `out` must have room for every output row and column; no other
+/// thread may touch the elements written meanwhile.
+pub(crate) unsafe fn multiply_rows(
+    w: &Matrix<'_>,
+    rows: std::ops::Range<usize>,
+    tiles: &[Tile],
+    outputs: &[u32],
+    out: Target,
+) {
+    PANEL.with_borrow_mut(|panel| {
+        configure();
+        let mut first = rows.start;
+        while first < rows.end {
+            let count = ROWS.min(rows.end - first);
+            // SAFETY: AMX implies AVX-512.
+            unsafe { panel.unpack(w, first, count) };
+            for (i, tile) in tiles.iter().enumerate() {
+                assert_eq!(tile.blocks, w.cols.div_ceil(BLOCK));
+                // SAFETY: as the caller promised; the panel and the tile have the same columns.
+                unsafe {
+                    let result = panel.product(tile);
+                    for t in 0..tile.tokens {
+                        let row = outputs[i * TOKENS + t] as usize;
+                        let to = out.start.add(row * out.stride + out.column + first - rows.start);
+                        std::ptr::copy_nonoverlapping(result[t].as_ptr(), to, count);
+                    }
+                }
+            }
+            first += count;
+        }
+        release();
+    });
+}
+
+impl Panel {
+    /// # Safety
+    /// The machine must have AVX-512.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+    unsafe fn unpack(&mut self, w: &Matrix<'_>, first: usize, count: usize) {
+        let blocks = w.cols.div_ceil(BLOCK);
+        self.padded_blocks = blocks.next_multiple_of(LANE_BLOCKS);
+        self.codes.resize(blocks * ROWS * BLOCK, 0);
+        self.scales.resize(ROWS * self.padded_blocks, 0.0);
+        self.biases.resize(ROWS * self.padded_blocks, 0.0);
+        if count < ROWS {
+            self.codes.fill(0);
+            self.scales.fill(0.0);
+            self.biases.fill(0.0);
+        }
+        let sample = Row::new(w, first);
+        self.fp4 = sample.packing == Codes::Fp4;
+        self.biased = !sample.biases.is_empty();
+        for r in 0..count {
+            let row = Row::new(w, first + r);
+            self.unpack_scales(&row, r);
+        }
+        if matches!(sample.packing, Codes::Nibbles | Codes::Fp4) {
+            // SAFETY: as promised.
+            unsafe { self.unpack_nibbles(w, first, count) };
+            return;
+        }
+        let block_bytes = w.encoding.row_bytes(w.cols) / blocks;
+        for r in 0..count {
+            let row = Row::new(w, first + r);
+            for block in 0..blocks {
+                let to = &mut self.codes[(block * ROWS + r) * BLOCK..][..BLOCK];
+                unpack_codes(row.packing, &row.codes[block * block_bytes..], to);
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+    fn unpack_scales(&mut self, row: &Row<'_>, r: usize) {
+        let size = row.chunk_scales() * row.scale_size();
+        for c in 0..self.padded_blocks / LANE_BLOCKS {
+            let mut put = |from: &[u8], to: &mut [f32]| {
+                let from = &from[(c * size).min(from.len())..];
+                let mut padded = [0u8; LANE_BLOCKS * 4];
+                let whole = if from.len() >= size {
+                    &from[..size]
+                } else {
+                    padded[..from.len()].copy_from_slice(from);
+                    &padded[..size]
+                };
+                let wide = expand_avx512(row.kind, row.group, whole);
+                let to = &mut to[r * self.padded_blocks + c * LANE_BLOCKS..][..LANE_BLOCKS];
+                // SAFETY: sixteen floats.
+                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), wide) };
+            };
+            put(row.scales, &mut self.scales);
+            if self.biased {
+                put(row.biases, &mut self.biases);
+            }
+        }
+        // A padded exponent of zero is a tiny number, not zero; it meets zero activations only.
+        debug_assert!(row.kind != ScaleKind::HalvedExponent || self.fp4);
+    }
+
+    /// # Safety
+    /// The machine must have AVX-512 BW.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn unpack_nibbles(&mut self, w: &Matrix<'_>, first: usize, count: usize) {
+        let row_bytes = w.encoding.row_bytes(w.cols);
+        let mask = _mm512_set1_epi8(15);
+        let low_pairs = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        let high_pairs = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        // SAFETY: sixteen bytes of a constant.
+        let table = unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(FP4_CODES.as_ptr().cast())) };
+        // Four blocks of one row are 64 bytes of codes.
+        for quad in 0..w.cols.div_ceil(4 * BLOCK) {
+            let bytes = 64.min(row_bytes - quad * 64);
+            let valid = if bytes == 64 { u64::MAX } else { (1u64 << bytes) - 1 };
+            for r in 0..count {
+                let from = &w.codes[(first + r) * row_bytes + quad * 64..][..bytes];
+                // SAFETY: the mask keeps the load within `from`; the stores below go to blocks
+                // that exist (a block is 16 bytes of codes).
+                unsafe {
+                    _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ROWS * row_bytes).cast());
+                    let packed = _mm512_maskz_loadu_epi8(valid, from.as_ptr().cast());
+                    let mut even = _mm512_and_si512(packed, mask);
+                    let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
+                    if self.fp4 {
+                        even = _mm512_shuffle_epi8(table, even);
+                        odd = _mm512_shuffle_epi8(table, odd);
+                    }
+                    let pairs = [
+                        _mm512_permutex2var_epi64(even, low_pairs, odd),
+                        _mm512_permutex2var_epi64(even, high_pairs, odd),
+                    ];
+                    let to = self.codes.as_mut_ptr().add((quad * 4 * ROWS + r) * BLOCK);
+                    for block in 0..bytes / 16 {
+                        let pair = pairs[block / 2];
+                        let half = if block % 2 == 0 {
+                            _mm512_castsi512_si256(pair)
+                        } else {
+                            _mm512_extracti64x4_epi64::<1>(pair)
+                        };
+                        _mm256_storeu_si256(to.add(block * ROWS * BLOCK).cast(), half);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The products of the panel's 32 rows with a tile: [token][row].
+    ///
+    /// # Safety
+    /// AMX must be configured by [`configure`], and the panel unpacked from a weight with the
+    /// tile's number of columns.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+    unsafe fn product(&self, tile: &Tile) -> [[f32; ROWS]; TOKENS] {
+        // Sums of lanes that wait for their other half: [depth][row][token].
+        let mut stack = [[[0.0f32; TOKENS]; ROWS]; 5];
+        let mut depth = 0;
+        let mut integers = Integers([[[0; TOKENS]; ROWS]; 2]);
+        for (done, &lane) in LANE_ORDER.iter().enumerate() {
+            let sums = &mut stack[depth];
+            sums.fill([0.0; TOKENS]);
+            depth += 1;
+            for block in (lane..tile.blocks).step_by(LANE_BLOCKS) {
+                // SAFETY: the codes hold `blocks` panels of 1,024 bytes, the planes `blocks` of 1,024.
+                unsafe {
+                    let codes = self.codes.as_ptr().add(block * ROWS * BLOCK);
+                    let planes = tile.planes.as_ptr().add(block * 1024);
+                    tile_products(codes, planes, &mut integers);
+                    self.scale_block(tile, block, &integers, sums);
+                }
+            }
+            // Add halves: after an even number of finished lanes the two topmost sums belong together.
+            let mut finished = done + 1;
+            while finished % 2 == 0 {
+                let (below, above) = stack.split_at_mut(depth - 1);
+                for (a, b) in below[depth - 2].iter_mut().zip(&above[0]) {
+                    for t in 0..TOKENS {
+                        a[t] += b[t];
+                    }
+                }
+                depth -= 1;
+                finished /= 2;
+            }
+        }
+        let mut out = [[0.0f32; ROWS]; TOKENS];
+        for half in 0..ROWS / TOKENS {
+            let square: &[[f32; TOKENS]; TOKENS] =
+                stack[0][half * TOKENS..][..TOKENS].try_into().expect("sixteen rows");
+            // SAFETY: AVX-512 is there.
+            let turned = unsafe { transpose(square) };
+            for t in 0..TOKENS {
+                out[t][half * TOKENS..][..TOKENS].copy_from_slice(&turned[t]);
+            }
+        }
+        out
+    }
+
+    /// Joins the planes of one block and adds it, scaled, to the sums.
+    ///
+    /// # Safety
+    /// AVX-512; `block` is a block of both the panel and the tile.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+    unsafe fn scale_block(
+        &self,
+        tile: &Tile,
+        block: usize,
+        integers: &Integers,
+        sums: &mut [[f32; TOKENS]; ROWS],
+    ) {
+        // SAFETY: all pointers are to sixteen elements inside the buffers sized by pack and unpack.
+        unsafe {
+            let x_scale = _mm512_loadu_ps(tile.scale.as_ptr().add(block * TOKENS));
+            let x_sum = _mm512_loadu_ps(tile.sum.as_ptr().add(block * TOKENS));
+            let zero = if self.fp4 {
+                let sums = _mm512_loadu_si512(tile.integer_sum.as_ptr().add(block * TOKENS).cast());
+                _mm512_mullo_epi32(sums, _mm512_set1_epi32(FP4_ZERO))
+            } else {
+                _mm512_setzero_si512()
+            };
+            for r in 0..ROWS {
+                let high = _mm512_load_si512(integers.0[0][r].as_ptr().cast());
+                let low = _mm512_load_si512(integers.0[1][r].as_ptr().cast());
+                let mut joined = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
+                if self.fp4 {
+                    joined = _mm512_sub_epi32(joined, zero);
+                }
+                let at = r * self.padded_blocks + block;
+                let scale = _mm512_set1_ps(*self.scales.as_ptr().add(at));
+                let mut sum = _mm512_loadu_ps(sums[r].as_ptr());
+                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(joined), _mm512_mul_ps(scale, x_scale), sum);
+                if self.biased {
+                    let bias = _mm512_set1_ps(*self.biases.as_ptr().add(at));
+                    sum = _mm512_fmadd_ps(bias, x_sum, sum);
+                }
+                _mm512_storeu_ps(sums[r].as_mut_ptr(), sum);
+            }
+        }
+    }
+}
+
+/// Tile results: [plane][row][token].
+#[repr(C, align(64))]
+struct Integers([[[i32; TOKENS]; ROWS]; 2]);
+
+/// 16 × 16 transpose.
+///
+/// # Safety
+/// The machine must have AVX-512.
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose(from: &[[f32; 16]; 16]) -> [[f32; 16]; 16] {
+    // SAFETY: sixteen rows of sixteen floats.
+    unsafe {
+        let r: [__m512; 16] = std::array::from_fn(|i| _mm512_loadu_ps(from[i].as_ptr()));
+        let mut t = [_mm512_setzero_ps(); 16];
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        let pd = |x| _mm512_castps_pd(x);
+        let mut u = [_mm512_setzero_ps(); 16];
+        for i in 0..4 {
+            let [a, b, c, d] = [t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]];
+            u[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(a), pd(c)));
+            u[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(a), pd(c)));
+            u[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(b), pd(d)));
+            u[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(b), pd(d)));
+        }
+        // u[4g + j]: 128-bit lane k holds column 4k + j of rows 4g..4g + 4.
+        let mut out = [[0.0f32; 16]; 16];
+        for j in 0..4 {
+            let a = _mm512_shuffle_f32x4::<0x88>(u[j], u[4 + j]);
+            let b = _mm512_shuffle_f32x4::<0xdd>(u[j], u[4 + j]);
+            let c = _mm512_shuffle_f32x4::<0x88>(u[8 + j], u[12 + j]);
+            let d = _mm512_shuffle_f32x4::<0xdd>(u[8 + j], u[12 + j]);
+            _mm512_storeu_ps(out[j].as_mut_ptr(), _mm512_shuffle_f32x4::<0x88>(a, c));
+            _mm512_storeu_ps(out[8 + j].as_mut_ptr(), _mm512_shuffle_f32x4::<0xdd>(a, c));
+            _mm512_storeu_ps(out[4 + j].as_mut_ptr(), _mm512_shuffle_f32x4::<0x88>(b, d));
+            _mm512_storeu_ps(out[12 + j].as_mut_ptr(), _mm512_shuffle_f32x4::<0xdd>(b, d));
+        }
+        out
+    }
+}
+
+/// The configuration `ldtilecfg` reads.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    column_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Sets this thread's tiles: 0–1 codes (16 × 32 bytes), 2–3 planes (8 × 64), 4–7 sums (16 × 64).
+fn configure() {
+    machine::amx::enable_on_this_thread();
+    let mut config = TileConfig {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        column_bytes: [0; 16],
+        rows: [0; 16],
+    };
+    for (tile, (rows, bytes)) in
+        [(16, 32), (16, 32), (8, 64), (8, 64), (16, 64), (16, 64), (16, 64), (16, 64)]
+            .into_iter()
+            .enumerate()
+    {
+        (config.rows[tile], config.column_bytes[tile]) = (rows, bytes);
+    }
+    // SAFETY: a valid configuration; the caller has AMX.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
+}
+
+fn release() {
+    // SAFETY: gives the tile state back; nothing is read from it afterwards.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// Products of two 16-row panels with both planes of one block.
+///
+/// # Safety
+/// Tiles are configured; `codes` and `planes` point to 1,024 bytes each.
+#[inline(always)]
+unsafe fn tile_products(codes: *const u8, planes: *const i8, out: &mut Integers) {
+    let out = std::ptr::from_mut(out).cast::<u8>();
+    // SAFETY: loads 2 × 16 rows of 32 bytes and 2 × 8 rows of 64, stores 4 × 16 rows of 64.
+    unsafe {
+        asm!(
+            "tileloadd tmm2, [{planes} + {wide}*1]",
+            "tileloadd tmm0, [{codes} + {narrow}*1]",
+            "tilezero tmm4",
+            "tdpbusd tmm4, tmm0, tmm2",
+            "tileloadd tmm3, [{planes} + {wide}*1 + 512]",
+            "tilezero tmm6",
+            "tdpbusd tmm6, tmm0, tmm3",
+            "tileloadd tmm1, [{codes} + {narrow}*1 + 512]",
+            "tilezero tmm5",
+            "tdpbusd tmm5, tmm1, tmm2",
+            "tilezero tmm7",
+            "tdpbusd tmm7, tmm1, tmm3",
+            "tilestored [{out} + {wide}*1], tmm4",
+            "tilestored [{out} + {wide}*1 + 2048], tmm6",
+            "tilestored [{out} + {wide}*1 + 1024], tmm5",
+            "tilestored [{out} + {wide}*1 + 3072], tmm7",
+            planes = in(reg) planes,
+            codes = in(reg) codes,
+            out = in(reg) out,
+            wide = in(reg) 64usize,
+            narrow = in(reg) 32usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dot::tests::{Random, encodings, random_weight};
+    use super::super::dot::{Rows, multiply_rows as by_rows, packing};
+    use super::*;
+    use machine::cpu::Isa;
+
+    #[test]
+    fn tiles_equal_rows_to_the_bit() {
+        if !machine::cpu::supports(Isa::Amx) {
+            println!("skipped: no usable AMX on this machine");
+            return;
+        }
+        let mut random = Random(11);
+        for encoding in encodings().into_iter().filter(|e| e.is_integer()) {
+            for (rows, cols, x_rows) in [(32, 512, 16), (70, 1152, 21), (5, 128, 3), (33, 2048, 40)] {
+                let w = random_weight(rows, cols, encoding, random.next());
+                let mut a = Activations::default();
+                a.resize(Isa::Amx, x_rows, cols, true);
+                for r in 0..x_rows {
+                    let x: Vec<f32> = (0..cols).map(|_| random.float()).collect();
+                    a.fill(Isa::Amx, r, &x);
+                }
+                let mut want = vec![0.0; rows * x_rows];
+                let mut got = vec![f32::NAN; rows * x_rows];
+                let order = Order::of(packing(encoding).0);
+                let outputs: Vec<u32> = (0..x_rows as u32).rev().collect();
+                let tiles: Vec<Tile> = outputs
+                    .chunks(TOKENS)
+                    .map(|rows| {
+                        let mut tile = Tile::default();
+                        tile.pack(&a, rows, order);
+                        tile
+                    })
+                    .collect();
+                // SAFETY: both outputs have room for every row.
+                unsafe {
+                    let target = |start| Target { start, stride: rows, column: 0 };
+                    let both = Rows { inputs: &outputs, outputs: &outputs };
+                    let to = target(want.as_mut_ptr());
+                    by_rows(Isa::Scalar, &w.view(), 0..rows, &a, both, to);
+                    let to = target(got.as_mut_ptr());
+                    multiply_rows(&w.view(), 0..rows, &tiles, &outputs, to);
+                }
+                let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{encoding:?} [{rows}, {cols}] × {x_rows}");
+            }
+        }
+    }
+}

@@ -1,0 +1,895 @@
+//! Causal grouped-query attention over KV pages, in absolute blocks and spans.
+//!
+//! The arithmetic of one (row, head) is fixed by its position alone. For each block of [`BLOCK`] keys:
+//! scores in order of dimension, the block's own maximum, `p = e^(s - max)`, their lane sum, and `p V`
+//! in order of key. Blocks are merged in order inside a span of [`SPAN_BLOCKS`] blocks, spans in order into the
+//! result, both by [`merge`]. A block without a visible key is no operation at all.
+//!
+//! So [`attend_tile`] over many rows and all spans (prefill) and [`attend_span`] per span followed by
+//! [`merge_spans`] (decode over a long context, one task a span) give the same bits. A tile is
+//! all query heads of one kv head times some rows: each page is widened from f16 once for all of them.
+
+use std::ops::Range;
+
+use machine::cpu::Isa;
+
+use super::activation::tanh;
+use super::half_float;
+use super::lanes::{LANES, exp, sum, versions};
+use crate::memory::{BLOCK, KvArena, KvBlock, PANEL, PageId, RowsMut, panel_width};
+
+/// Blocks that are merged before they are merged into the result: 1024 keys.
+pub(crate) const SPAN_BLOCKS: usize = 16;
+
+/// Queries whose accumulators stay in registers together.
+const TOGETHER: usize = 4;
+
+/// A widened panel of K (`[64 dimensions][BLOCK]`) or V (`[BLOCK][PANEL]`).
+const TILE_FLOATS: usize = BLOCK * PANEL;
+
+/// The most (row, head) pairs of one tile.
+pub(crate) const MAX_QUERIES: usize = 512;
+
+/// Enough queries to pay for widening a page, few enough that their sums stay in the second-level cache.
+const GOOD_QUERIES: usize = 128;
+
+/// What a layer's attention is, apart from its inputs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionShape {
+    /// Dimensions of a head.
+    pub(crate) head_dim: usize,
+    /// Query heads of one kv head.
+    pub(crate) group: usize,
+    /// Multiplies the queries.
+    pub(crate) scale: f32,
+    /// `cap * tanh(s / cap)` of the scores.
+    pub(crate) softcap: Option<f32>,
+    /// How many keys a row sees, itself included.
+    pub(crate) window: Option<usize>,
+}
+
+/// The keys and values of one sequence and kv head: `pages[i]` holds block `first_block + i`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keys<'a> {
+    /// Where the pages are.
+    pub(crate) arena: &'a KvArena,
+    /// Which head of them.
+    pub(crate) kv_head: usize,
+    /// Every page that some row sees.
+    pub(crate) pages: &'a [PageId],
+    /// Not zero when a sliding layer has released its oldest pages.
+    pub(crate) first_block: usize,
+}
+
+/// Rows of queries: row `r`, head `g` of the group starts at `r * stride + g * head_dim`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queries<'a> {
+    /// Starts at the group's first head in the first row.
+    pub(crate) data: &'a [f32],
+    /// From one row to the next.
+    pub(crate) stride: usize,
+    /// The position of each row.
+    pub(crate) positions: &'a [usize],
+}
+
+/// How many rows of a prefill chunk one task should take.
+pub(crate) fn tile_rows(shape: &AttentionShape) -> usize {
+    (GOOD_QUERIES / shape.group).max(1)
+}
+
+/// Floats of scratch that [`attend_tile`] and [`attend_span`] need for `rows` rows.
+pub(crate) fn scratch_floats(shape: &AttentionShape, rows: usize) -> usize {
+    let queries = rows * shape.group;
+    LANES + TILE_FLOATS + queries * (2 * shape.head_dim + BLOCK + 6)
+}
+
+/// Floats of one query's partial result: its sums over V, then the maximum and the denominator.
+pub(crate) fn partial_floats(head_dim: usize) -> usize {
+    head_dim + 2
+}
+
+/// The spans that hold keys visible to these positions.
+pub(crate) fn visible_spans(shape: &AttentionShape, positions: &[usize]) -> Range<usize> {
+    const SPAN: usize = SPAN_BLOCKS * BLOCK;
+    let first = positions.iter().map(|&p| visible(shape.window, p).start / SPAN).min();
+    let end = positions.iter().map(|&p| p / SPAN + 1).max();
+    first.unwrap_or(0)..end.unwrap_or(0)
+}
+
+/// The keys that a row at `position` sees.
+#[inline(always)]
+fn visible(window: Option<usize>, position: usize) -> Range<usize> {
+    let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
+    start..position + 1
+}
+
+/// Keys of one block, counted from its start.
+#[derive(Clone, Copy)]
+struct Seen {
+    start: u8,
+    end: u8,
+}
+
+impl Seen {
+    const NOTHING: Seen = Seen { start: BLOCK as u8, end: 0 };
+
+    #[inline(always)]
+    fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+
+    #[inline(always)]
+    fn range(self) -> Range<usize> {
+        usize::from(self.start)..usize::from(self.end)
+    }
+
+    #[inline(always)]
+    fn hull(self, other: Seen) -> Seen {
+        Seen { start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
+}
+
+/// `keys` cut to one block.
+#[inline(always)]
+fn within_block(keys: &Range<usize>, block: usize) -> Seen {
+    let offset = |key: usize| key.saturating_sub(block * BLOCK).min(BLOCK) as u8;
+    let (start, end) = (offset(keys.start), offset(keys.end));
+    if start < end { Seen { start, end } } else { Seen::NOTHING }
+}
+
+/// Attention of a tile of rows over everything they see.
+///
+/// `sinks` has one logit per head of the group, which joins the denominator only. `out` has a row of
+/// `group * head_dim` for each row.
+pub(crate) fn attend_tile(
+    isa: Isa,
+    shape: &AttentionShape,
+    keys: Keys<'_>,
+    queries: Queries<'_>,
+    sinks: Option<&[f32]>,
+    scratch: &mut [f32],
+    out: &mut RowsMut<'_>,
+) {
+    let mut tile = Tile::new(isa, shape, queries, scratch);
+    for r in 0..queries.positions.len() {
+        out.row(r).fill(0.0);
+    }
+    for query in 0..tile.m.len() {
+        (tile.total_m[query], tile.total_l[query]) = (f32::NEG_INFINITY, 0.0);
+    }
+    for span in visible_spans(shape, queries.positions) {
+        span_kernel(isa, isa, shape, keys, queries.positions, span, &mut tile);
+        for (query, o) in tile.o.chunks_exact(shape.head_dim).enumerate() {
+            let (r, g) = (query / shape.group, query % shape.group);
+            let total = &mut out.row(r)[g * shape.head_dim..][..shape.head_dim];
+            let (m, l) = (&mut tile.total_m[query], &mut tile.total_l[query]);
+            merge_kernel(isa, m, l, total, tile.m[query], tile.l[query], o);
+        }
+    }
+    for query in 0..tile.m.len() {
+        let (r, g) = (query / shape.group, query % shape.group);
+        let total = &mut out.row(r)[g * shape.head_dim..][..shape.head_dim];
+        let sink = sinks.map(|sinks| sinks[g]);
+        finish_kernel(isa, tile.total_m[query], tile.total_l[query], sink, total);
+    }
+}
+
+/// Partial results of a tile of rows over one span: `[rows * group]` of [`partial_floats`].
+pub(crate) fn attend_span(
+    isa: Isa,
+    shape: &AttentionShape,
+    keys: Keys<'_>,
+    queries: Queries<'_>,
+    span: usize,
+    scratch: &mut [f32],
+    partials: &mut [f32],
+) {
+    let mut tile = Tile::new(isa, shape, queries, scratch);
+    assert_eq!(partials.len(), tile.m.len() * partial_floats(shape.head_dim));
+    span_kernel(isa, isa, shape, keys, queries.positions, span, &mut tile);
+    for (query, partial) in partials.chunks_exact_mut(partial_floats(shape.head_dim)).enumerate() {
+        let (o, ml) = partial.split_at_mut(shape.head_dim);
+        o.copy_from_slice(&tile.o[query * shape.head_dim..][..shape.head_dim]);
+        ml.copy_from_slice(&[tile.m[query], tile.l[query]]);
+    }
+}
+
+/// The result of one query from its partial results, in span order.
+///
+/// `partials` starts at the query's first partial; the next span's is `stride` floats on.
+pub(crate) fn merge_spans(
+    isa: Isa,
+    partials: &[f32],
+    stride: usize,
+    span_count: usize,
+    sink: Option<f32>,
+    out: &mut [f32],
+) {
+    let (mut m, mut l) = (f32::NEG_INFINITY, 0.0);
+    out.fill(0.0);
+    for span in 0..span_count {
+        let partial = &partials[span * stride..][..partial_floats(out.len())];
+        let (o, ml) = partial.split_at(out.len());
+        merge_kernel(isa, &mut m, &mut l, out, ml[0], ml[1], o);
+    }
+    finish_kernel(isa, m, l, sink, out);
+}
+
+/// The scratch of one tile, divided. A query is one (row, head); they are ordered by row.
+struct Tile<'a> {
+    /// One widened panel.
+    panel: &'a mut [f32; TILE_FLOATS],
+    /// `[queries][head_dim]`, scaled.
+    q: &'a [f32],
+    /// `[queries]`: scores, then `p`.
+    scores: &'a mut [[f32; BLOCK]],
+    /// `[queries][head_dim]`: the span's sums over V.
+    o: &'a mut [f32],
+    /// The span's maximum and denominator.
+    m: &'a mut [f32],
+    l: &'a mut [f32],
+    /// Factors of the sums so far and of the current block.
+    keep: &'a mut [f32],
+    add: &'a mut [f32],
+    /// Maximum and denominator over the spans before.
+    total_m: &'a mut [f32],
+    total_l: &'a mut [f32],
+}
+
+impl<'a> Tile<'a> {
+    fn new(
+        isa: Isa,
+        shape: &AttentionShape,
+        queries: Queries<'_>,
+        scratch: &'a mut [f32],
+    ) -> Tile<'a> {
+        let rows = queries.positions.len();
+        let count = rows * shape.group;
+        assert!(count <= MAX_QUERIES);
+        // Vectors that straddle a cache line cost twice: start on one.
+        let skip = scratch.as_ptr().align_offset(64).min(LANES);
+        let scratch = &mut scratch[skip..];
+        let (panel, scratch) = scratch.split_first_chunk_mut().expect("scratch_floats()");
+        let (scores, scratch) = scratch.split_at_mut(count * BLOCK);
+        let (q, scratch) = scratch.split_at_mut(count * shape.head_dim);
+        let (o, scratch) = scratch.split_at_mut(count * shape.head_dim);
+        let (m, scratch) = scratch.split_at_mut(count);
+        let (l, scratch) = scratch.split_at_mut(count);
+        let (keep, scratch) = scratch.split_at_mut(count);
+        let (add, scratch) = scratch.split_at_mut(count);
+        let (total_m, scratch) = scratch.split_at_mut(count);
+        let total_l = &mut scratch[..count];
+        let row_floats = shape.group * shape.head_dim;
+        for (r, row) in q.chunks_exact_mut(row_floats).enumerate() {
+            row.copy_from_slice(&queries.data[r * queries.stride..][..row_floats]);
+        }
+        super::activation::scale_assign(isa, q, shape.scale);
+        let scores = scores.as_chunks_mut().0;
+        Tile { panel, q, scores, o, m, l, keep, add, total_m, total_l }
+    }
+}
+
+versions! {
+    /// The span's (m, l, o) of every query of the tile. `isa` is passed on to the f16 conversion.
+    fn span_kernel(
+        isa_inside: Isa,
+        shape: &AttentionShape,
+        keys: Keys<'_>,
+        positions: &[usize],
+        span: usize,
+        tile: &mut Tile<'_>,
+    ) = span_body
+}
+
+#[inline(always)]
+fn span_body(
+    isa: Isa,
+    shape: &AttentionShape,
+    keys: Keys<'_>,
+    positions: &[usize],
+    span: usize,
+    tile: &mut Tile<'_>,
+) {
+    tile.m.fill(f32::NEG_INFINITY);
+    tile.l.fill(0.0);
+    tile.o.fill(0.0);
+    for block in span * SPAN_BLOCKS..(span + 1) * SPAN_BLOCKS {
+        let mut seen = [Seen::NOTHING; MAX_QUERIES];
+        let mut all = Seen::NOTHING;
+        for (&position, heads) in positions.iter().zip(seen.chunks_exact_mut(shape.group)) {
+            let keys = within_block(&visible(shape.window, position), block);
+            heads.fill(keys);
+            all = all.hull(keys);
+        }
+        if all.is_empty() {
+            continue;
+        }
+        let page = keys.pages[block - keys.first_block];
+        let view = BlockView {
+            isa,
+            shape,
+            kv: keys.arena.block(page, keys.kv_head),
+            seen: &seen[..tile.m.len()],
+            all,
+        };
+        scores(&view, tile);
+        softmax(&view, tile);
+        values(&view, tile);
+    }
+}
+
+/// What the three steps over one block have in common.
+struct BlockView<'a> {
+    isa: Isa,
+    shape: &'a AttentionShape,
+    kv: KvBlock<'a>,
+    /// The keys that each query sees.
+    seen: &'a [Seen],
+    /// The keys that some query sees.
+    all: Seen,
+}
+
+impl BlockView<'_> {
+    /// The keys that some of `N` queries sees.
+    #[inline(always)]
+    fn seen_by<const N: usize>(&self, query: usize) -> Seen {
+        self.seen[query..query + N].iter().fold(Seen::NOTHING, |all, &seen| all.hull(seen))
+    }
+
+    /// Whether 32 registers of 16 lanes are there: the register tile is then [`TOGETHER`] × 64.
+    #[inline(always)]
+    fn wide(&self) -> bool {
+        matches!(self.isa, Isa::Avx512 | Isa::Amx)
+    }
+}
+
+/// Calls `$f::<count, …>` over the queries, [`TOGETHER`] at a time and the rest two and one.
+macro_rules! in_groups {
+    ($count:expr, |$start:ident, $n:ident| $call:expr) => {{
+        let mut $start = 0;
+        while $start + 4 <= $count {
+            const $n: usize = TOGETHER;
+            $call;
+            $start += 4;
+        }
+        if $start + 2 <= $count {
+            const $n: usize = 2;
+            $call;
+            $start += 2;
+        }
+        if $start < $count {
+            const $n: usize = 1;
+            $call;
+        }
+    }};
+}
+
+/// `scores[query][t] = Σ_d q[d] k[d][t]`, in order of d.
+#[inline(always)]
+fn scores(view: &BlockView<'_>, tile: &mut Tile<'_>) {
+    let head_dim = view.shape.head_dim;
+    let query_count = tile.scores.len();
+    for start_d in (0..head_dim).step_by(PANEL) {
+        let d = start_d..(start_d + PANEL).min(head_dim);
+        let k: &[f32] = match view.kv {
+            KvBlock::F16 { k, .. } => {
+                let panel = &mut tile.panel[..d.len() * BLOCK];
+                half_float::f16_to_f32(view.isa, &k[d.start * BLOCK..d.end * BLOCK], panel);
+                panel
+            }
+            KvBlock::F32 { k, .. } => &k[d.start * BLOCK..d.end * BLOCK],
+        };
+        let k = k.as_chunks::<BLOCK>().0;
+        in_groups!(query_count, |query, N| {
+            if !view.seen_by::<N>(query).is_empty() {
+                let q: [&[f32]; N] =
+                    std::array::from_fn(|n| &tile.q[(query + n) * head_dim..][d.clone()]);
+                let s: &mut [[f32; BLOCK]; N] =
+                    (&mut tile.scores[query..query + N]).try_into().expect("N queries");
+                if start_d == 0 {
+                    *s = [[0.0; BLOCK]; N];
+                }
+                if view.wide() {
+                    score_tile::<N, BLOCK>(q, k, 0, s);
+                } else {
+                    for t in (0..BLOCK).step_by(LANES) {
+                        score_tile::<N, LANES>(q, k, t, s);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// `N` queries times `T` keys from `t` on, in registers.
+#[inline(always)]
+fn score_tile<const N: usize, const T: usize>(
+    q: [&[f32]; N],
+    k: &[[f32; BLOCK]],
+    t: usize,
+    s: &mut [[f32; BLOCK]; N],
+) {
+    let mut acc = [[0.0; T]; N];
+    for n in 0..N {
+        acc[n].copy_from_slice(&s[n][t..t + T]);
+    }
+    let q = q.map(|q| &q[..k.len()]);
+    for (d, k) in k.iter().enumerate() {
+        let k = &k[t..t + T];
+        for n in 0..N {
+            let q = q[n][d];
+            for i in 0..T {
+                acc[n][i] = q.mul_add(k[i], acc[n][i]);
+            }
+        }
+    }
+    for n in 0..N {
+        s[n][t..t + T].copy_from_slice(&acc[n]);
+    }
+}
+
+/// Scores to `p = e^(s - max)`, and the factors by which the block will join the span.
+#[inline(always)]
+fn softmax(view: &BlockView<'_>, tile: &mut Tile<'_>) {
+    for (query, s) in tile.scores.iter_mut().enumerate() {
+        let seen = view.seen[query];
+        if seen.is_empty() {
+            // Its neighbours in a group still multiply these by V.
+            *s = [0.0; BLOCK];
+            continue;
+        }
+        if let Some(cap) = view.shape.softcap {
+            for s in s.iter_mut() {
+                *s = cap * tanh(*s / cap);
+            }
+        }
+        // A slot that was never written may hold anything: replace it, whatever it gave.
+        s[..seen.range().start].fill(f32::NEG_INFINITY);
+        s[seen.range().end..].fill(f32::NEG_INFINITY);
+        let m = largest(s);
+        for s in s.iter_mut() {
+            let p = exp(*s - m);
+            // `exp` never gives zero, but a masked key weighs nothing.
+            *s = if *s == f32::NEG_INFINITY { 0.0 } else { p };
+        }
+        let l = sum(s);
+        (tile.keep[query], tile.add[query]) = merge(&mut tile.m[query], &mut tile.l[query], m, l);
+    }
+}
+
+#[inline(always)]
+fn largest(s: &[f32; BLOCK]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in s.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            lanes[l] = if lanes[l + width] > lanes[l] { lanes[l + width] } else { lanes[l] };
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Adds (m, l) to the running maximum and denominator; returns the factors of the two sums over V.
+#[inline(always)]
+fn merge(running_m: &mut f32, running_l: &mut f32, m: f32, l: f32) -> (f32, f32) {
+    if *running_m == f32::NEG_INFINITY {
+        (*running_m, *running_l) = (m, l);
+        return (0.0, 1.0);
+    }
+    let max = if m > *running_m { m } else { *running_m };
+    let (keep, add) = (exp(*running_m - max), exp(m - max));
+    *running_m = max;
+    *running_l = add.mul_add(l, keep * *running_l);
+    (keep, add)
+}
+
+/// `o = keep * o + add * Σ_t p[t] v[t]`, in order of t.
+#[inline(always)]
+fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
+    let seen = view.all.range();
+    let head_dim = view.shape.head_dim;
+    for column in (0..head_dim).step_by(PANEL) {
+        let width = panel_width(head_dim, column);
+        let at = column * BLOCK + seen.start * width..column * BLOCK + seen.end * width;
+        let v: &[f32] = match view.kv {
+            KvBlock::F16 { v, .. } => {
+                let panel = &mut tile.panel[..at.len()];
+                half_float::f16_to_f32(view.isa, &v[at], panel);
+                panel
+            }
+            KvBlock::F32 { v, .. } => &v[at],
+        };
+        let panel = ValuePanel { v, first_key: seen.start, column };
+        let (p, o) = (&*tile.scores, &mut *tile.o);
+        let (keep, add) = (&*tile.keep, &*tile.add);
+        match (width, view.wide()) {
+            (64, true) => value_panel::<64, 64>(view, &panel, p, keep, add, o),
+            (64, false) => value_panel::<64, 16>(view, &panel, p, keep, add, o),
+            (48, _) => value_panel::<48, 16>(view, &panel, p, keep, add, o),
+            (32, _) => value_panel::<32, 16>(view, &panel, p, keep, add, o),
+            _ => value_panel::<16, 16>(view, &panel, p, keep, add, o),
+        }
+    }
+}
+
+/// Widened rows of V from key `first_key` on, columns from `column` on.
+struct ValuePanel<'a> {
+    v: &'a [f32],
+    first_key: usize,
+    column: usize,
+}
+
+/// One panel of `WIDTH` columns for all queries, `C` columns in registers at a time.
+#[inline(always)]
+fn value_panel<const WIDTH: usize, const C: usize>(
+    view: &BlockView<'_>,
+    panel: &ValuePanel<'_>,
+    p: &[[f32; BLOCK]],
+    keep: &[f32],
+    add: &[f32],
+    o: &mut [f32],
+) {
+    let head_dim = view.shape.head_dim;
+    let v = panel.v.as_chunks::<WIDTH>().0;
+    in_groups!(p.len(), |query, N| {
+        let seen = view.seen_by::<N>(query);
+        if !seen.is_empty() {
+            let seen = seen.range();
+            let v = &v[seen.start - panel.first_key..seen.end - panel.first_key];
+            let p: [&[f32]; N] = std::array::from_fn(|n| &p[query + n][seen.clone()]);
+            for c in (0..WIDTH).step_by(C) {
+                let mut sums = [[0.0; C]; N];
+                value_tile::<N, WIDTH, C>(p, v, c, &mut sums);
+                for n in 0..N {
+                    let query = query + n;
+                    if !view.seen[query].is_empty() {
+                        let (keep, add) = (keep[query], add[query]);
+                        let o = &mut o[query * head_dim..][panel.column + c..head_dim];
+                        add_sums(&sums[n], keep, add, o);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// `o = keep * o + add * sums` over the columns that are there.
+#[inline(always)]
+fn add_sums<const C: usize>(sums: &[f32; C], keep: f32, add: f32, o: &mut [f32]) {
+    if let Some(o) = o.first_chunk_mut::<C>() {
+        for i in 0..C {
+            o[i] = add.mul_add(sums[i], keep * o[i]);
+        }
+    } else {
+        for (o, &sum) in o.iter_mut().zip(sums) {
+            *o = add.mul_add(sum, keep * *o);
+        }
+    }
+}
+
+/// `N` queries times `C` columns from `c` on, in registers.
+#[inline(always)]
+fn value_tile<const N: usize, const WIDTH: usize, const C: usize>(
+    p: [&[f32]; N],
+    v: &[[f32; WIDTH]],
+    c: usize,
+    sums: &mut [[f32; C]; N],
+) {
+    let mut acc = [[0.0; C]; N];
+    let p = p.map(|p| &p[..v.len()]);
+    for (t, v) in v.iter().enumerate() {
+        let v = &v[c..c + C];
+        for n in 0..N {
+            let p = p[n][t];
+            for i in 0..C {
+                acc[n][i] = p.mul_add(v[i], acc[n][i]);
+            }
+        }
+    }
+    // Keys that only a neighbour sees were multiplied by zero, which can turn -0 into +0 but change nothing else:
+    // adding +0 makes every zero positive.
+    for n in 0..N {
+        for i in 0..C {
+            sums[n][i] = acc[n][i] + 0.0;
+        }
+    }
+}
+
+versions! {
+    /// Merges one span's result into the running one.
+    fn merge_kernel(
+        running_m: &mut f32,
+        running_l: &mut f32,
+        running_o: &mut [f32],
+        m: f32,
+        l: f32,
+        o: &[f32],
+    ) = merge_body
+}
+
+#[inline(always)]
+fn merge_body(
+    running_m: &mut f32,
+    running_l: &mut f32,
+    running_o: &mut [f32],
+    m: f32,
+    l: f32,
+    o: &[f32],
+) {
+    if m == f32::NEG_INFINITY {
+        return;
+    }
+    let (keep, add) = merge(running_m, running_l, m, l);
+    for (running, &o) in running_o.iter_mut().zip(o) {
+        *running = add.mul_add(o, keep * *running);
+    }
+}
+
+versions! {
+    /// Divides by the denominator, which a sink joins first.
+    fn finish_kernel(m: f32, l: f32, sink: Option<f32>, o: &mut [f32]) = finish_body
+}
+
+#[inline(always)]
+fn finish_body(m: f32, l: f32, sink: Option<f32>, o: &mut [f32]) {
+    let (mut scale, mut l) = (1.0, l);
+    if let Some(sink) = sink {
+        let max = if sink > m { sink } else { m };
+        scale = exp(m - max);
+        l = l.mul_add(scale, exp(sink - max));
+    }
+    // A row sees at least itself, so the denominator is not zero.
+    scale /= l;
+    for o in o {
+        *o *= scale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::activation::testing::{Random, assert_close, assert_same_bits, isas};
+    use super::super::half_float::{f16_value_to_f32, f32_value_to_f16};
+    use super::*;
+    use crate::memory::KvFormat;
+
+    /// A sequence of `context` keys with `kv_heads` heads, every page at a shuffled place.
+    struct Sequence {
+        arena: KvArena,
+        pages: Vec<PageId>,
+        k: Vec<f32>,
+        v: Vec<f32>,
+        context: usize,
+    }
+
+    impl Sequence {
+        fn new(format: KvFormat, kv_heads: usize, head_dim: usize, context: usize) -> Sequence {
+            let mut random = Random::new(context as u64);
+            let blocks = context.div_ceil(BLOCK);
+            let mut arena = KvArena::new(format, kv_heads, head_dim, blocks + 2).unwrap();
+            let pages: Vec<PageId> = (0..blocks as u32).rev().map(|i| PageId(i + 1)).collect();
+            let row = kv_heads * head_dim;
+            let (mut k, mut v) = (random.normals(context * row), random.normals(context * row));
+            // What an earlier owner left in the pages.
+            for &page in &pages {
+                for slot in 0..BLOCK {
+                    arena.write(page, slot, &vec![f32::NAN; row], &vec![f32::NAN; row]);
+                }
+            }
+            for t in 0..context {
+                let at = t * row..(t + 1) * row;
+                arena.write(pages[t / BLOCK], t % BLOCK, &k[at.clone()], &v[at]);
+            }
+            if format == KvFormat::F16 {
+                for x in k.iter_mut().chain(&mut v) {
+                    *x = f16_value_to_f32(f32_value_to_f16(*x));
+                }
+            }
+            Sequence { arena, pages, k, v, context }
+        }
+
+        fn keys(&self, kv_head: usize) -> Keys<'_> {
+            Keys { arena: &self.arena, kv_head, pages: &self.pages, first_block: 0 }
+        }
+
+        /// Softmax attention of one row and kv head in f64, straight from the definition.
+        fn reference(
+            &self,
+            shape: &AttentionShape,
+            kv_head: usize,
+            q: &[f32],
+            position: usize,
+            sinks: Option<&[f32]>,
+        ) -> Vec<f64> {
+            let dim = shape.head_dim;
+            let row = self.arena.kv_heads() * dim;
+            let mut out = Vec::new();
+            for (g, q) in q.chunks(dim).enumerate() {
+                let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
+                let mut scores: Vec<f64> = (first..=position)
+                    .map(|t| {
+                        let k = &self.k[t * row + kv_head * dim..][..dim];
+                        let s: f64 =
+                            q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+                        let s = s * f64::from(shape.scale);
+                        shape.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh())
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let mut total: f64 = sinks.map_or(0.0, |s| (f64::from(s[g]) - max).exp());
+                for s in &mut scores {
+                    *s = (*s - max).exp();
+                    total += *s;
+                }
+                for d in 0..dim {
+                    let sum: f64 = scores
+                        .iter()
+                        .enumerate()
+                        .map(|(i, p)| p * f64::from(self.v[(first + i) * row + kv_head * dim + d]))
+                        .sum();
+                    out.push(sum / total);
+                }
+            }
+            out
+        }
+    }
+
+    /// The rows at `positions`, in tiles of `tile_rows`.
+    fn attend(
+        isa: Isa,
+        shape: &AttentionShape,
+        keys: Keys<'_>,
+        q: &[f32],
+        positions: &[usize],
+        sinks: Option<&[f32]>,
+        tile_rows: usize,
+    ) -> Vec<f32> {
+        let width = shape.group * shape.head_dim;
+        let mut out = vec![f32::NAN; q.len()];
+        for start in (0..positions.len()).step_by(tile_rows) {
+            let rows = start..(start + tile_rows).min(positions.len());
+            let queries = Queries {
+                data: &q[rows.start * width..],
+                stride: width,
+                positions: &positions[rows.clone()],
+            };
+            let mut scratch = vec![f32::NAN; scratch_floats(shape, rows.len())];
+            let out = &mut out[rows.start * width..rows.end * width];
+            let mut out = RowsMut::new(out, width, width);
+            attend_tile(isa, shape, keys, queries, sinks, &mut scratch, &mut out);
+        }
+        out
+    }
+
+    /// The same by one partial result per span.
+    fn attend_by_span(
+        isa: Isa,
+        shape: &AttentionShape,
+        keys: Keys<'_>,
+        q: &[f32],
+        positions: &[usize],
+        sinks: Option<&[f32]>,
+    ) -> Vec<f32> {
+        let width = shape.group * shape.head_dim;
+        let spans = visible_spans(shape, positions);
+        let count = positions.len() * shape.group;
+        let stride = count * partial_floats(shape.head_dim);
+        let mut partials = vec![f32::NAN; spans.len() * stride];
+        // Any order of tasks.
+        for (i, span) in spans.clone().enumerate().rev() {
+            let queries = Queries { data: q, stride: width, positions };
+            let mut scratch = vec![f32::NAN; scratch_floats(shape, positions.len())];
+            let partials = &mut partials[i * stride..][..stride];
+            attend_span(isa, shape, keys, queries, span, &mut scratch, partials);
+        }
+        let mut out = vec![f32::NAN; q.len()];
+        for (query, out) in out.chunks_mut(shape.head_dim).enumerate() {
+            let partials = &partials[query * partial_floats(shape.head_dim)..];
+            let sink = sinks.map(|sinks| sinks[query % shape.group]);
+            merge_spans(isa, partials, stride, spans.len(), sink, out);
+        }
+        out
+    }
+
+    #[track_caller]
+    fn check(format: KvFormat, shape: AttentionShape, context: usize, rows: usize, with_sinks: bool) {
+        let mut random = Random::new(17);
+        let kv_heads = 2;
+        let sequence = Sequence::new(format, kv_heads, shape.head_dim, context);
+        let width = shape.group * shape.head_dim;
+        let positions: Vec<usize> = (context - rows..context).collect();
+        let q: Vec<f32> = random.normals(rows * width);
+        let sinks: Option<Vec<f32>> = with_sinks.then(|| random.normals(shape.group));
+        let sinks = sinks.as_deref();
+        let kv_head = 1;
+        let keys = sequence.keys(kv_head);
+        let mut want = Vec::new();
+        for (r, &position) in positions.iter().enumerate() {
+            let q = &q[r * width..(r + 1) * width];
+            want.extend(sequence.reference(&shape, kv_head, q, position, sinks));
+        }
+        let mut first = None;
+        for isa in isas() {
+            let got = attend(isa, &shape, keys, &q, &positions, sinks, rows);
+            assert_close(&got, &want, 3e-6);
+            let first = &*first.get_or_insert(got.clone());
+            assert_same_bits(&got, first);
+            if isa != Isa::Scalar {
+                for tile_rows in [1, 3, 8] {
+                    let got = attend(isa, &shape, keys, &q, &positions, sinks, tile_rows);
+                    assert_same_bits(&got, first);
+                }
+                let got = attend_by_span(isa, &shape, keys, &q, &positions, sinks);
+                assert_same_bits(&got, first);
+            }
+        }
+        assert_eq!(sequence.context, context);
+    }
+
+    fn shape(head_dim: usize, group: usize) -> AttentionShape {
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        AttentionShape { head_dim, group, scale, softcap: None, window: None }
+    }
+
+    #[test]
+    fn short_contexts_agree_with_f64_and_any_tiling_gives_the_same_bits() {
+        check(KvFormat::F16, shape(64, 8), 150, 70, false);
+        check(KvFormat::F32, shape(64, 4), 130, 66, false);
+        check(KvFormat::F16, shape(256, 8), 65, 9, false);
+    }
+
+    #[test]
+    fn odd_head_sizes_and_groups_work() {
+        for (head_dim, group) in [(8, 1), (16, 3), (40, 2), (80, 6), (96, 7), (112, 5), (512, 2)] {
+            check(KvFormat::F16, shape(head_dim, group), 100, 37, false);
+            check(KvFormat::F32, shape(head_dim, group), 70, 70, false);
+        }
+    }
+
+    #[test]
+    fn several_spans_merge_to_the_same_bits_either_way() {
+        check(KvFormat::F16, shape(32, 4), 3 * SPAN_BLOCKS * BLOCK + 100, 12, true);
+    }
+
+    #[test]
+    fn windows_softcaps_and_sinks_agree_with_f64() {
+        let windowed = AttentionShape { window: Some(128), ..shape(64, 8) };
+        check(KvFormat::F16, windowed, 1500, 20, true);
+        check(KvFormat::F16, AttentionShape { window: Some(1), ..shape(16, 2) }, 130, 66, false);
+        check(KvFormat::F32, AttentionShape { window: Some(5), ..shape(16, 3) }, 130, 70, true);
+        let capped = AttentionShape { softcap: Some(2.0), ..shape(64, 2) };
+        check(KvFormat::F16, capped, 200, 10, false);
+    }
+
+    #[test]
+    fn released_pages_are_not_touched() {
+        let shape = AttentionShape { window: Some(100), ..shape(32, 2) };
+        let sequence = Sequence::new(KvFormat::F16, 1, 32, 1300);
+        let positions = [1290, 1295, 1299];
+        let q = Random::new(1).normals(3 * 64);
+        for isa in isas() {
+            let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 3);
+            // 1290 - 99 is in block 18.
+            let keys = Keys { pages: &sequence.pages[18..], first_block: 18, ..sequence.keys(0) };
+            assert_same_bits(&attend(isa, &shape, keys, &q, &positions, None, 3), &all);
+        }
+    }
+
+    #[test]
+    fn rows_in_any_order_with_gaps_give_the_same_bits() {
+        let shape = shape(64, 3);
+        let sequence = Sequence::new(KvFormat::F16, 1, 64, 400);
+        let positions = [399, 0, 63, 64, 200, 127, 128, 5];
+        let q = Random::new(2).normals(positions.len() * 192);
+        for isa in isas() {
+            let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 8);
+            let each = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 1);
+            assert_same_bits(&all, &each);
+        }
+    }
+}

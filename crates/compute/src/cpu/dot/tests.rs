@@ -1,0 +1,169 @@
+//! Every instruction set against the scalar form, to the bit, and the scalar form against f64.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::weight::Weight;
+
+/// A small counter-based generator, so that a failing case can be made again from its seed.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+pub(crate) fn encodings() -> Vec<Encoding> {
+    let mut all = vec![Encoding::Mxfp4, Encoding::Mxfp8, Encoding::Nvfp4];
+    for float in [Float::F32, Float::F16, Float::Bf16] {
+        all.push(Encoding::Dense(float));
+        for bits in [2, 3, 4, 5, 6, 8] {
+            for group in [32, 64, 128] {
+                all.push(Encoding::Affine { bits, group, scale: float });
+            }
+        }
+    }
+    all
+}
+
+/// A random weight whose scales and biases are sensible numbers.
+pub(crate) fn random_weight(rows: usize, cols: usize, encoding: Encoding, seed: u64) -> Weight {
+    let mut random = Random(seed);
+    let put = |value: f32, float: Float, to: &mut Vec<u8>| match float {
+        Float::F32 => to.extend(value.to_le_bytes()),
+        Float::F16 => to.extend(f16::from_f32(value).to_bits().to_le_bytes()),
+        Float::Bf16 => to.extend(bf16::from_f32(value).to_bits().to_le_bytes()),
+    };
+    let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+    match encoding {
+        Encoding::Dense(float) => {
+            for _ in 0..rows * cols {
+                put(random.float(), float, &mut codes);
+            }
+        }
+        _ => codes.extend((0..rows * encoding.row_bytes(cols)).map(|_| random.next() as u8)),
+    }
+    match encoding {
+        Encoding::Affine { group, scale, .. } => {
+            for _ in 0..rows * cols / group {
+                put(0.01 * random.float(), scale, &mut scales);
+                put(0.1 * random.float(), scale, &mut biases);
+            }
+        }
+        Encoding::Mxfp4 | Encoding::Mxfp8 => {
+            scales.extend((0..rows * cols / 32).map(|_| 118 + (random.next() % 8) as u8));
+            // E4M3 has two NaN codes; they are not weights.
+            if encoding == Encoding::Mxfp8 {
+                codes.iter_mut().filter(|c| **c & 0x7f == 0x7f).for_each(|c| *c = 0);
+            }
+        }
+        Encoding::Nvfp4 => {
+            scales.extend((0..rows * cols / 16).map(|_| 0x20 + (random.next() % 32) as u8));
+        }
+        Encoding::Dense(_) => {}
+    }
+    let matrix = Matrix::new(rows, cols, encoding, &codes, &scales, &biases).expect("consistent");
+    Weight::from_parts(matrix).expect("memory")
+}
+
+/// The value of one weight in f64, straight from the format's definition.
+pub(crate) fn value(w: &Matrix<'_>, row: usize, col: usize) -> f64 {
+    let float = |bytes: &[u8], index: usize, float: Float| -> f64 {
+        let b = &bytes[index * float.bytes()..];
+        match float {
+            Float::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f64,
+            Float::F16 => f16::from_bits(u16::from_le_bytes([b[0], b[1]])).to_f64(),
+            Float::Bf16 => bf16::from_bits(u16::from_le_bytes([b[0], b[1]])).to_f64(),
+        }
+    };
+    let e2m1 = |code: u8| {
+        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][(code & 7) as usize];
+        if code & 8 == 0 { magnitude } else { -magnitude }
+    };
+    let e4m3 = |code: u8| {
+        let (e, m) = ((code >> 3 & 15) as i32, (code & 7) as f64);
+        let magnitude =
+            if e == 0 { m / 8.0 * 2f64.powi(-6) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
+        if code & 0x80 == 0 { magnitude } else { -magnitude }
+    };
+    let code = |bits: usize| -> u8 {
+        let mut code = 0;
+        for b in 0..bits {
+            let at = (row * w.cols + col) * bits + b;
+            code |= (w.codes[at / 8] >> (at % 8) & 1) << b;
+        }
+        code
+    };
+    match w.encoding {
+        Encoding::Dense(kind) => float(w.codes, row * w.cols + col, kind),
+        Encoding::Affine { bits, group, scale } => {
+            let index = (row * w.cols + col) / group;
+            code(bits as usize) as f64 * float(w.scales, index, scale)
+                + float(w.biases, index, scale)
+        }
+        Encoding::Mxfp4 => {
+            e2m1(code(4)) * 2f64.powi(w.scales[(row * w.cols + col) / 32] as i32 - 127)
+        }
+        Encoding::Mxfp8 => {
+            e4m3(code(8)) * 2f64.powi(w.scales[(row * w.cols + col) / 32] as i32 - 127)
+        }
+        Encoding::Nvfp4 => e2m1(code(4)) * e4m3(w.scales[(row * w.cols + col) / 16]),
+    }
+}
+
+fn product(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Vec<f32> {
+    let mut a = Activations::default();
+    a.resize(isa, x_rows, w.cols(), true);
+    for r in 0..x_rows {
+        a.fill(isa, r, &x[r * w.cols()..][..w.cols()]);
+    }
+    let mut out = vec![f32::NAN; x_rows * w.rows()];
+    let all: Vec<u32> = (0..x_rows as u32).collect();
+    let target = Target { start: out.as_mut_ptr(), stride: w.rows(), column: 0 };
+    let rows = Rows { inputs: &all, outputs: &all };
+    // SAFETY: `out` has room for every row.
+    unsafe { multiply_rows(isa, &w.view(), 0..w.rows(), &a, rows, target) };
+    out
+}
+
+#[test]
+fn every_integer_format_is_exact_to_the_bit_and_close_to_f64() {
+    let mut random = Random(1);
+    for encoding in encodings().into_iter().filter(|e| e.is_integer()) {
+        for (rows, cols, x_rows) in [(3, 128, 1), (5, 640, 6), (2, 1024, 4), (1, 512, 3)] {
+            let w = random_weight(rows, cols, encoding, random.next());
+            let x: Vec<f32> = (0..x_rows * cols).map(|_| random.float()).collect();
+            let want = product(Isa::Scalar, &w, &x, x_rows);
+            for isa in [Isa::Neon, Isa::Avx2, Isa::Avx512] {
+                if machine::cpu::supports(isa) {
+                    let got = product(isa, &w, &x, x_rows);
+                    assert!(
+                        want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{encoding:?} [{rows}, {cols}] × {x_rows} on {isa}"
+                    );
+                }
+            }
+            for r in 0..x_rows {
+                for row in 0..rows {
+                    let (mut exact, mut norm) = (0.0, 0.0);
+                    for c in 0..cols {
+                        let term = value(&w.view(), row, c) * x[r * cols + c] as f64;
+                        exact += term;
+                        norm += term * term;
+                    }
+                    let error = (want[r * rows + row] as f64 - exact).abs() / norm.sqrt();
+                    assert!(error < 1e-4, "{encoding:?}: relative error {error}");
+                }
+            }
+        }
+    }
+}

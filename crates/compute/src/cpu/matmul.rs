@@ -1,0 +1,251 @@
+//! Products of activations with several weights at once: quantise, cut into tasks, run.
+//!
+//! Tasks are ranges of weight rows, so each element is computed by one thread in one order. Which kernel
+//! runs (tiles or rows) is a matter of speed only: they agree to the bit.
+
+use std::ops::Range;
+
+use machine::cpu::Isa;
+
+use super::activation;
+use super::dense;
+use super::dot::{self, Rows, Target, packing};
+use super::pool::Pool;
+use super::quantise::Activations;
+use crate::Linear;
+use crate::weight::Matrix;
+
+#[cfg(target_arch = "x86_64")]
+use super::amx::{self, Order, Tile};
+
+/// Rows from which the tile unit is worth packing for. Measured on a 2-core Xeon (Sapphire Rapids
+/// class), 15 Nov 2026: at 6 rows a tile that is mostly padding still beats six row products.
+const TILE_ROWS: usize = 6;
+
+/// Weight bytes in one task: small enough that two threads finish together.
+const TASK_BYTES: usize = 48 << 10;
+
+/// What products need besides their inputs; grows to the largest call and is kept.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) activations: Activations,
+    tasks: Vec<(usize, Range<usize>)>,
+    all_rows: Vec<u32>,
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) tiles: TileSets,
+}
+
+/// Packed activations, in each of the two column orders that some weight of the call needs.
+#[cfg(target_arch = "x86_64")]
+#[derive(Default)]
+pub(crate) struct TileSets {
+    paired: Vec<Tile>,
+    natural: Vec<Tile>,
+    used: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl TileSets {
+    /// Packs `rows` of `x` for the given weights. Serial: for calls inside a task.
+    pub(crate) fn pack(&mut self, x: &Activations, rows: &[u32], weights: &[Matrix<'_>]) {
+        self.used = rows.len().div_ceil(amx::TOKENS);
+        for (order, set) in self.needed(weights) {
+            for (tile, rows) in set.iter_mut().zip(rows.chunks(amx::TOKENS)) {
+                tile.pack(x, rows, order);
+            }
+        }
+    }
+
+    fn pack_on(&mut self, pool: &mut Pool, x: &Activations, rows: &[u32], weights: &[Matrix<'_>]) {
+        self.used = rows.len().div_ceil(amx::TOKENS);
+        let used = self.used;
+        for (order, set) in self.needed(weights) {
+            let tiles = SharedMut(set.as_mut_ptr());
+            pool.run(used, &|i| {
+                let rows = &rows[i * amx::TOKENS..rows.len().min((i + 1) * amx::TOKENS)];
+                // SAFETY: each task has a tile of its own, and there are `used` of them.
+                unsafe { (*tiles.at(i)).pack(x, rows, order) };
+            });
+        }
+    }
+
+    fn needed(&mut self, weights: &[Matrix<'_>]) -> impl Iterator<Item = (Order, &mut Vec<Tile>)> {
+        let wanted = |order| {
+            weights
+                .iter()
+                .any(|w| w.encoding.is_integer() && Order::of(packing(w.encoding).0) == order)
+        };
+        let (paired, natural) = (wanted(Order::Paired), wanted(Order::Natural));
+        let used = self.used;
+        [(Order::Paired, &mut self.paired, paired), (Order::Natural, &mut self.natural, natural)]
+            .into_iter()
+            .filter(|(_, _, wanted)| *wanted)
+            .map(move |(order, set, _)| {
+                if set.len() < used {
+                    set.resize_with(used, Tile::default);
+                }
+                (order, set)
+            })
+    }
+
+    fn of(&self, w: &Matrix<'_>) -> &[Tile] {
+        match Order::of(packing(w.encoding).0) {
+            Order::Paired => &self.paired[..self.used],
+            Order::Natural => &self.natural[..self.used],
+        }
+    }
+}
+
+/// A mutable slice whose elements different tasks may use at once.
+pub(crate) struct SharedMut<T>(pub(crate) *mut T);
+
+impl<T> Clone for SharedMut<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedMut<T> {}
+
+// SAFETY: who may touch which element is the contract of `at`'s callers.
+unsafe impl<T> Send for SharedMut<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for SharedMut<T> {}
+
+impl<T> SharedMut<T> {
+    /// # Safety
+    /// `index` is inside the allocation the pointer came from.
+    pub(crate) unsafe fn at(self, index: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(index) }
+    }
+}
+
+/// Whether a call with so many rows is packed into tiles.
+pub(crate) fn uses_tiles(isa: Isa, rows: usize) -> bool {
+    cfg!(target_arch = "x86_64") && isa == Isa::Amx && rows >= TILE_ROWS
+}
+
+/// `out[i] = x · weights[i]ᵀ + bias`, [rows, weights[i].rows] each.
+pub(crate) fn multiply(
+    isa: Isa,
+    pool: &mut Pool,
+    scratch: &mut Scratch,
+    x: &[f32],
+    rows: usize,
+    weights: &[&Linear],
+    out: &[*mut f32],
+) {
+    let cols = x.len() / rows.max(1);
+    let views: Vec<Matrix<'_>> = weights.iter().map(|w| w.weight.view()).collect();
+    let tiles = uses_tiles(isa, rows);
+    scratch.all_rows.clear();
+    scratch.all_rows.extend(0..rows as u32);
+    if views.iter().any(|w| w.encoding.is_integer()) {
+        quantise(isa, pool, &mut scratch.activations, x, rows, cols, !tiles);
+        #[cfg(target_arch = "x86_64")]
+        if tiles {
+            let (x, rows) = (&scratch.activations, &scratch.all_rows);
+            scratch.tiles.pack_on(pool, x, rows, &views);
+        }
+    }
+    scratch.tasks.clear();
+    for (i, w) in views.iter().enumerate() {
+        scratch.tasks.extend(cut(w, tiles).map(|range| (i, range)));
+    }
+    let targets: Vec<Target> = out
+        .iter()
+        .zip(&views)
+        .map(|(&start, w)| Target { start, stride: w.rows, column: 0 })
+        .collect();
+    let scratch = &*scratch;
+    pool.run(scratch.tasks.len(), &|task| {
+        let (i, ref range) = scratch.tasks[task];
+        let (w, target) = (&views[i], targets[i].shifted(range.start));
+        // SAFETY: the targets have room for [rows, w.rows], and ranges of tasks do not overlap.
+        unsafe {
+            if !w.encoding.is_integer() {
+                dense::multiply_rows(isa, w, range.clone(), x, &scratch.all_rows, target);
+            } else if tiles {
+                #[cfg(target_arch = "x86_64")]
+                {
+                    let tiles = scratch.tiles.of(w);
+                    amx::multiply_rows(w, range.clone(), tiles, &scratch.all_rows, target);
+                }
+            } else {
+                let all = Rows { inputs: &scratch.all_rows, outputs: &scratch.all_rows };
+                dot::multiply_rows(isa, w, range.clone(), &scratch.activations, all, target);
+            }
+        }
+    });
+    for (w, &start) in weights.iter().zip(out) {
+        if let Some(bias) = &w.bias {
+            for row in 0..rows {
+                // SAFETY: the output has `rows` rows of the bias's length, and no task runs now.
+                let out = unsafe { std::slice::from_raw_parts_mut(start.add(row * bias.len()), bias.len()) };
+                activation::add_assign(isa, out, bias);
+            }
+        }
+    }
+}
+
+/// Quantises all rows, on all threads if there are many.
+pub(crate) fn quantise(
+    isa: Isa,
+    pool: &mut Pool,
+    activations: &mut Activations,
+    x: &[f32],
+    rows: usize,
+    cols: usize,
+    planes: bool,
+) {
+    activations.resize(isa, rows, cols, planes);
+    if rows < 8 {
+        for row in 0..rows {
+            activations.fill(isa, row, &x[row * cols..][..cols]);
+        }
+        return;
+    }
+    let writer = activations.writer();
+    pool.run(rows.div_ceil(4), &|task| {
+        for row in task * 4..rows.min(task * 4 + 4) {
+            // SAFETY: tasks fill different rows.
+            unsafe { writer.fill(isa, row, &x[row * cols..][..cols]) };
+        }
+    });
+}
+
+/// Products of one weight with some rows inside a task: no pool. `x` and `rows.inputs` are for
+/// row kernels and must be packed into `tiles` by the caller where [`uses_tiles`] says so.
+///
+/// # Safety
+/// As [`dot::multiply_rows`].
+pub(crate) unsafe fn multiply_in_task(
+    isa: Isa,
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    #[cfg(target_arch = "x86_64")] tiles: Option<&TileSets>,
+    out: Target,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(tiles) = tiles {
+        // SAFETY: the caller's promise.
+        unsafe { amx::multiply_rows(w, range, tiles.of(w), rows.outputs, out) };
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { dot::multiply_rows(isa, w, range, x, rows, out) };
+}
+
+/// Ranges of weight rows of about [`TASK_BYTES`] each; whole panels where tiles are used.
+fn cut(w: &Matrix<'_>, tiles: bool) -> impl Iterator<Item = Range<usize>> + use<> {
+    let rows = w.rows;
+    let per_row = (w.bytes() / rows.max(1)).max(1);
+    let mut step = (TASK_BYTES / per_row).max(1);
+    if tiles || step > 32 {
+        step = step.next_multiple_of(32);
+    }
+    (0..rows).step_by(step).map(move |start| start..rows.min(start + step))
+}

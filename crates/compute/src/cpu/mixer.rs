@@ -1,0 +1,281 @@
+//! Drives attention and the gated delta rule over the runs of a batch: who does which rows and heads.
+
+use std::cell::RefCell;
+
+use machine::cpu::Isa;
+
+use super::attention::{
+    self, Keys, Queries, attend_span, attend_tile, merge_spans, partial_floats, scratch_floats,
+    visible_spans,
+};
+use super::conv::{advance_conv_state, conv_silu};
+use super::delta::{DeltaRows, delta_gates, delta_rule};
+use super::matmul::SharedMut;
+use super::norm::l2_normalise;
+use super::pool::Pool;
+use crate::memory::{BLOCK, KvArena, PANEL, RecurrentArena, Rows, RowsMut};
+use crate::step::{AttentionShape, DeltaShape, KvRun, StateRun};
+
+/// Queries (rows times heads of a group) that share a widened page.
+const TILE_QUERIES: usize = 64;
+/// Channels of one convolution task.
+const CONV_CHANNELS: usize = 1024;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Appends `k` and `v` and attends: `out` [rows, heads · head_dim].
+pub(crate) fn attention(
+    isa: Isa,
+    pool: &mut Pool,
+    partials: &mut Vec<f32>,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    arena: &mut KvArena,
+    runs: &[KvRun<'_>],
+    shape: &AttentionShape<'_>,
+    out: &mut [f32],
+) {
+    let width = shape.kv_heads * shape.head_dim;
+    for run in runs {
+        let write = |i: usize| {
+            let (row, position) = (run.row + i, run.position + i);
+            let page = run.pages[position / BLOCK - run.first_block];
+            let at = row * width..(row + 1) * width;
+            // SAFETY: rows of a run have different slots, runs have different pages to write
+            // to, and nobody reads pages before the region ends.
+            unsafe { arena.write_shared(page, position % BLOCK, &k[at.clone()], &v[at]) };
+        };
+        if run.count < 16 {
+            (0..run.count).for_each(write);
+        } else {
+            // A page's slots share cache lines, so a task takes whole blocks.
+            let first = run.position / BLOCK;
+            let blocks = (run.position + run.count - 1) / BLOCK + 1 - first;
+            pool.run(blocks, &|block| {
+                let start = ((first + block) * BLOCK).max(run.position) - run.position;
+                let end = ((first + block + 1) * BLOCK).min(run.position + run.count) - run.position;
+                (start..end).for_each(write);
+            });
+        }
+    }
+
+    let group = shape.heads / shape.kv_heads;
+    let stride = shape.heads * shape.head_dim;
+    let inner = attention::AttentionShape {
+        head_dim: shape.head_dim,
+        group,
+        scale: shape.scale,
+        softcap: shape.softcap,
+        window: shape.window,
+    };
+    let tile_rows = (TILE_QUERIES / group).max(1);
+    let mut tasks: Vec<Task> = Vec::new();
+    let mut merges: Vec<Merge> = Vec::new();
+    let mut partial_count = 0;
+    for (index, run) in runs.iter().enumerate() {
+        let spans = visible_spans(&inner, &[run.position]);
+        for kv_head in 0..shape.kv_heads {
+            if run.count == 1 && spans.len() > 1 {
+                let size = group * partial_floats(shape.head_dim);
+                merges.push(Merge { run: index, kv_head, at: partial_count, spans: spans.len() });
+                for span in spans.clone() {
+                    tasks.push(Task { run: index, kv_head, rows: 0..1, span: Some((span, partial_count)) });
+                    partial_count += size;
+                }
+            } else {
+                for start in (0..run.count).step_by(tile_rows) {
+                    let rows = start..run.count.min(start + tile_rows);
+                    tasks.push(Task { run: index, kv_head, rows, span: None });
+                }
+            }
+        }
+    }
+    // Later rows look at more keys: the longest tasks first.
+    tasks.reverse();
+    partials.resize(partials.len().max(partial_count), 0.0);
+    let arena = &*arena;
+    let (out_start, partial_start) = (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
+    pool.run(tasks.len(), &|i| {
+        let task = &tasks[i];
+        let run = &runs[task.run];
+        let keys = Keys { arena, kv_head: task.kv_head, pages: run.pages, first_block: run.first_block };
+        let positions: Vec<usize> = task.rows.clone().map(|r| run.position + r).collect();
+        let first = (run.row + task.rows.start) * stride + task.kv_head * group * shape.head_dim;
+        let queries = Queries { data: &q[first..], stride, positions: &positions };
+        SCRATCH.with_borrow_mut(|scratch| {
+            let floats = scratch_floats(&inner, positions.len());
+            scratch.resize(scratch.len().max(floats), 0.0);
+            let scratch = &mut scratch[..floats];
+            if let Some((span, at)) = task.span {
+                let size = group * partial_floats(shape.head_dim);
+                // SAFETY: each task has a range of the partial results of its own.
+                let to = unsafe { std::slice::from_raw_parts_mut(partial_start.at(at), size) };
+                attend_span(isa, &inner, keys, queries, span, scratch, to);
+            } else {
+                // SAFETY: each task has rows and heads of the output of its own.
+                let mut to = unsafe {
+                    let start = out_start.at(first);
+                    RowsMut::from_raw(start, positions.len(), stride, group * shape.head_dim)
+                };
+                attend_tile(isa, &inner, keys, queries, sinks(shape, task.kv_head), scratch, &mut to);
+            }
+        });
+    });
+    for merge in merges {
+        let size = partial_floats(shape.head_dim);
+        let sinks = sinks(shape, merge.kv_head);
+        for g in 0..group {
+            let head = merge.kv_head * group + g;
+            let to = &mut out[runs[merge.run].row * stride + head * shape.head_dim..];
+            let to = &mut to[..shape.head_dim];
+            let from = &partials[merge.at + g * size..];
+            merge_spans(isa, from, group * size, merge.spans, sinks.map(|s| s[g]), to);
+        }
+    }
+}
+
+struct Task {
+    run: usize,
+    kv_head: usize,
+    rows: std::ops::Range<usize>,
+    /// One span only, and where its partial results go.
+    span: Option<(usize, usize)>,
+}
+
+struct Merge {
+    run: usize,
+    kv_head: usize,
+    at: usize,
+    spans: usize,
+}
+
+fn sinks<'a>(shape: &AttentionShape<'a>, kv_head: usize) -> Option<&'a [f32]> {
+    let group = shape.heads / shape.kv_heads;
+    shape.sinks.map(|sinks| &sinks[kv_head * group..][..group])
+}
+
+/// Buffers of a delta layer, all given by the step: the convolved channels and the gates.
+pub(crate) struct DeltaBuffers<'a> {
+    /// [rows, channels]
+    pub(crate) convolved: &'a mut [f32],
+    /// [rows, value_heads]
+    pub(crate) alpha: &'a mut [f32],
+    /// [rows, value_heads]
+    pub(crate) beta: &'a mut [f32],
+}
+
+/// Convolution, gates and recurrence: `out` [rows, value_heads · value_dim].
+pub(crate) fn delta(
+    isa: Isa,
+    pool: &mut Pool,
+    qkv: &[f32],
+    a: &[f32],
+    b: &[f32],
+    shape: &DeltaShape,
+    arena: &mut RecurrentArena,
+    runs: &[StateRun],
+    buffers: DeltaBuffers<'_>,
+    out: &mut [f32],
+) {
+    let channels = shape.channels();
+    let rows = qkv.len() / channels;
+    let arena = &*arena;
+    convolve(isa, pool, qkv, shape, arena, runs, buffers.convolved);
+
+    // Queries and keys are normalised head by head; gates are per value head.
+    let keys = shape.key_heads * shape.key_dim;
+    let heads = shape.value_heads;
+    let convolved = SharedMut(buffers.convolved.as_mut_ptr());
+    let (alpha, beta) = (SharedMut(buffers.alpha.as_mut_ptr()), SharedMut(buffers.beta.as_mut_ptr()));
+    let prepare = |row: usize| {
+        // SAFETY: each row is prepared once.
+        unsafe {
+            let x = std::slice::from_raw_parts_mut(convolved.at(row * channels), 2 * keys);
+            let (q, k) = x.split_at_mut(keys);
+            l2_normalise(isa, q, shape.key_dim, 1.0 / (shape.key_dim as f32).sqrt());
+            l2_normalise(isa, k, shape.key_dim, 1.0);
+            let alpha = std::slice::from_raw_parts_mut(alpha.at(row * heads), heads);
+            let beta = std::slice::from_raw_parts_mut(beta.at(row * heads), heads);
+            let at = row * heads..(row + 1) * heads;
+            delta_gates(isa, &a[at.clone()], &b[at], &shape.decay, &shape.dt_bias, alpha, beta);
+        }
+    };
+    if rows < 8 {
+        (0..rows).for_each(prepare);
+    } else {
+        pool.run(rows.div_ceil(4), &|task| (task * 4..rows.min(task * 4 + 4)).for_each(prepare));
+    }
+
+    let (convolved, alpha, beta) = (&*buffers.convolved, &*buffers.alpha, &*buffers.beta);
+    let panels = shape.value_dim.div_ceil(PANEL);
+    let ratio = shape.value_heads / shape.key_heads;
+    let values = shape.value_heads * shape.value_dim;
+    let out_start = SharedMut(out.as_mut_ptr());
+    let per_run = shape.value_heads * panels;
+    pool.run(runs.len() * per_run, &|task| {
+        let run = &runs[task / per_run];
+        let (head, panel) = (task % per_run / panels, task % panels);
+        let (column, key_head) = (panel * PANEL, head / ratio);
+        let width = (shape.value_dim - column).min(PANEL);
+        let part = |offset: usize, width: usize| {
+            Rows::new(&convolved[run.row * channels + offset..], channels, width)
+        };
+        let gates = run.row * heads + head;
+        let rows = DeltaRows {
+            q: part(key_head * shape.key_dim, shape.key_dim),
+            k: part(keys + key_head * shape.key_dim, shape.key_dim),
+            v: part(2 * keys + head * shape.value_dim + column, width),
+            alpha: &alpha[gates..],
+            beta: &beta[gates..],
+            gate_stride: heads,
+        };
+        let at = head * shape.key_dim * shape.value_dim + column * shape.key_dim;
+        // SAFETY: each task has a panel of a slot and columns of the output of its own.
+        unsafe {
+            let state = arena.slot_ptr(run.slot).add(at);
+            let state = std::slice::from_raw_parts_mut(state, shape.key_dim * width);
+            let start = out_start.at(run.row * values + head * shape.value_dim + column);
+            let mut out = RowsMut::from_raw(start, run.count, values, width);
+            delta_rule(isa, None, state, &rows, &mut out);
+        }
+    });
+}
+
+fn convolve(
+    isa: Isa,
+    pool: &mut Pool,
+    qkv: &[f32],
+    shape: &DeltaShape,
+    arena: &RecurrentArena,
+    runs: &[StateRun],
+    out: &mut [f32],
+) {
+    let channels = shape.channels();
+    let per_run = channels.div_ceil(CONV_CHANNELS);
+    let out_start = SharedMut(out.as_mut_ptr());
+    let weight = Rows::new(&shape.conv_weight, channels, channels);
+    pool.run(runs.len() * per_run, &|task| {
+        let run = &runs[task / per_run];
+        let start = task % per_run * CONV_CHANNELS;
+        let columns = start..channels.min(start + CONV_CHANNELS);
+        let width = columns.len();
+        let inputs = Rows::new(&qkv[run.row * channels..], channels, channels).columns(columns.clone());
+        // SAFETY: each task has channels of a run's state and of the output of its own; the shared
+        // reads are of those channels only.
+        unsafe {
+            let state = arena.slot_ptr(run.slot).add(shape.matrix_floats());
+            let all = (shape.taps - 1) * channels;
+            let before = Rows::new(std::slice::from_raw_parts(state, all), channels, channels);
+            let start = out_start.at(run.row * channels + columns.start);
+            let mut to = RowsMut::from_raw(start, run.count, channels, width);
+            let weight = weight.columns(columns.clone());
+            conv_silu(isa, inputs, before.columns(columns.clone()), weight, shape.taps, &mut to);
+            let start = state.add(columns.start);
+            let mut after = RowsMut::from_raw(start, shape.taps - 1, channels, width);
+            advance_conv_state(None, inputs, run.count, &mut after);
+        }
+    });
+}

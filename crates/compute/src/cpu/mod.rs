@@ -1,0 +1,28 @@
+//! The CPU backend: kernels, the thread pool and the step that drives them.
+//!
+//! Integer kernels have one file per instruction set under `dot/`, and `amx`; float kernels are
+//! written once and compiled for each (`lanes`). All agree to the bit.
+
+mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod attention;
+mod conv;
+mod delta;
+mod dense;
+mod dot;
+pub(crate) mod half_float;
+mod lanes;
+mod matmul;
+mod mixer;
+mod moe;
+mod norm;
+mod pool;
+mod quantise;
+mod rope;
+mod routing;
+mod step;
+
+pub use rope::{Rope, Yarn};
+pub use routing::RoutingScheme;
+pub use step::{CpuBackend, CpuStep};

@@ -1,0 +1,390 @@
+//! Grouped expert feed-forward: rows are gathered by expert, outputs kept by (row, rank) and summed
+//! in rank order, so the result does not depend on which experts arrived first.
+//!
+//! Few rows (decode): all ready experts' gate and up rows are one parallel region, their down rows
+//! another. Many rows (prefill): one task is one expert, whole.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use machine::cpu::Isa;
+
+use super::activation;
+use super::dense;
+use super::dot::{Rows, Target};
+use super::lanes::sigmoid;
+use super::matmul::{SharedMut, multiply_in_task, quantise, uses_tiles};
+use super::pool::Pool;
+use super::quantise::Activations;
+use crate::bank::{Expert, ExpertBank};
+use crate::step::Activation;
+use crate::weight::Matrix;
+use crate::Result;
+
+/// Row–expert pairs up to which the work is cut by weight rows rather than by expert.
+const SMALL_PAIRS: usize = 64;
+
+/// Weight bytes in one task of a small call.
+const TASK_BYTES: usize = 24 << 10;
+
+/// The experts of each row: ids and weights, [rows, k], in rank order.
+#[derive(Default)]
+pub(crate) struct RoutingTable {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) weights: Vec<f32>,
+}
+
+/// Buffers of the op; they grow to the largest call and are kept.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    activations: Activations,
+    hidden_activations: Activations,
+    /// [pairs, intermediate]
+    hidden: Vec<f32>,
+    /// Pairs sorted by expert: pair index = row · k + rank.
+    pairs: Vec<u32>,
+    /// Where each expert's pairs begin in `pairs`; one more at the end.
+    starts: Vec<u32>,
+    wanted: Vec<u32>,
+}
+
+/// An expert and the pairs it serves: `rows` of the input, `slots` of the output.
+struct Job<'a> {
+    expert: Expert<'a>,
+    rows: Vec<u32>,
+    slots: Vec<u32>,
+}
+
+/// A shared expert: weights, and the logit of its gate for each row.
+pub(crate) struct Shared<'a> {
+    pub(crate) expert: Expert<'a>,
+    pub(crate) gate: Option<&'a [f32]>,
+}
+
+/// Computes `out` [rows, hidden]. `slots` has room for [rows · k + rows, hidden]: the outputs by
+/// (row, rank), then the shared expert's.
+pub(crate) fn run(
+    isa: Isa,
+    pool: &mut Pool,
+    scratch: &mut Scratch,
+    layer: usize,
+    x: &[f32],
+    rows: usize,
+    routing: &RoutingTable,
+    bank: &dyn ExpertBank,
+    shared: Option<Shared<'_>>,
+    slots: &mut [f32],
+    out: &mut [f32],
+) -> Result<()> {
+    let hidden = x.len() / rows.max(1);
+    let k = routing.ids.len() / rows.max(1);
+    let activation = bank.activation();
+    group(scratch, routing, k);
+    let small = rows * k <= SMALL_PAIRS;
+    // Planes are for row kernels; a large call uses tiles where it can and rows where an expert has few.
+    quantise(isa, pool, &mut scratch.activations, x, rows, hidden, true);
+    let output = SharedMut(slots.as_mut_ptr());
+    let target = Target { start: output.0, stride: hidden, column: 0 };
+
+    let wanted = std::mem::take(&mut scratch.wanted);
+    let mut shared_job = shared.as_ref().map(|shared| Job {
+        expert: shared.expert,
+        rows: (0..rows as u32).collect(),
+        slots: (0..rows as u32).map(|row| (rows * k) as u32 + row).collect(),
+    });
+    let outcome = bank.visit(layer, &wanted, &mut |ready| {
+        let mut jobs: Vec<Job<'_>> = ready
+            .iter()
+            .map(|&(id, expert)| {
+                let range = scratch.starts[id as usize] as usize..scratch.starts[id as usize + 1] as usize;
+                let slots = scratch.pairs[range].to_vec();
+                Job { expert, rows: slots.iter().map(|pair| pair / k as u32).collect(), slots }
+            })
+            .collect();
+        jobs.extend(shared_job.take());
+        // The largest first, so that the threads finish together.
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.rows.len()));
+        let floats = jobs.iter().any(|job| {
+            [job.expert.gate, job.expert.up, job.expert.down].iter().any(|w| !w.encoding.is_integer())
+        });
+        if small && !floats {
+            let hidden_rows = rows * k + rows;
+            small_call(isa, pool, scratch, &jobs, hidden_rows, activation, target);
+        } else {
+            let activations = &scratch.activations;
+            pool.run(jobs.len(), &|job| {
+                whole_expert(isa, &jobs[job], x, activations, activation, target);
+            });
+        }
+    });
+    scratch.wanted = wanted;
+    outcome?;
+
+    let gate = shared.as_ref().map(|shared| shared.gate);
+    let slots = &*slots;
+    let out_rows = SharedMut(out.as_mut_ptr());
+    let sum_row = |row: usize| {
+        // SAFETY: each row is summed by one task.
+        let out = unsafe { std::slice::from_raw_parts_mut(out_rows.at(row * hidden), hidden) };
+        out.fill(0.0);
+        for rank in 0..k {
+            let pair = row * k + rank;
+            activation::scale_add(isa, out, &slots[pair * hidden..][..hidden], routing.weights[pair]);
+        }
+        if let Some(gate) = gate {
+            let weight = gate.map_or(1.0, |gate| sigmoid(gate[row]));
+            activation::scale_add(isa, out, &slots[(rows * k + row) * hidden..][..hidden], weight);
+        }
+    };
+    if rows < 8 {
+        (0..rows).for_each(sum_row);
+    } else {
+        pool.run(rows.div_ceil(4), &|task| (task * 4..rows.min(task * 4 + 4)).for_each(sum_row));
+    }
+    Ok(())
+}
+
+/// Sorts (row, rank) pairs by expert, rows ascending within one (a counting sort).
+fn group(scratch: &mut Scratch, routing: &RoutingTable, k: usize) {
+    let experts = routing.ids.iter().max().map_or(0, |&id| id as usize + 1);
+    scratch.starts.clear();
+    scratch.starts.resize(experts + 1, 0);
+    for &id in &routing.ids {
+        scratch.starts[id as usize + 1] += 1;
+    }
+    for expert in 0..experts {
+        scratch.starts[expert + 1] += scratch.starts[expert];
+    }
+    scratch.pairs.clear();
+    scratch.pairs.resize(routing.ids.len(), 0);
+    scratch.wanted.clear();
+    let mut next = scratch.starts.clone();
+    for (pair, &id) in routing.ids.iter().enumerate() {
+        scratch.pairs[next[id as usize] as usize] = pair as u32;
+        next[id as usize] += 1;
+    }
+    for expert in 0..experts {
+        if scratch.starts[expert] != scratch.starts[expert + 1] {
+            scratch.wanted.push(expert as u32);
+        }
+    }
+    debug_assert!(k > 0);
+}
+
+/// Few pairs: tasks are ranges of weight rows of any expert.
+fn small_call(
+    isa: Isa,
+    pool: &mut Pool,
+    scratch: &mut Scratch,
+    jobs: &[Job<'_>],
+    hidden_rows: usize,
+    activation: Activation,
+    out: Target,
+) {
+    let intermediate = jobs.first().map_or(0, |job| job.expert.gate.rows);
+    let widest = jobs.iter().map(|job| job.expert.gate.rows).max().unwrap_or(intermediate);
+    // Hidden values by slot, each `widest` apart (a shared expert may be wider than the routed).
+    scratch.hidden.resize(scratch.hidden.len().max(hidden_rows * widest), 0.0);
+    let hidden = SharedMut(scratch.hidden.as_mut_ptr());
+    let x = &scratch.activations;
+    let tasks = cut(jobs, |expert| expert.gate);
+    pool.run(tasks.len(), &|task| {
+        let (job, range) = (&jobs[tasks[task].0], tasks[task].1.clone());
+        gate_up_in_task(isa, job, range, x, hidden, widest, activation);
+    });
+    // One set of activations for each width; widths differ only between shared and routed experts.
+    let mut widths: Vec<usize> = jobs.iter().map(|job| job.expert.gate.rows).collect();
+    widths.sort_unstable();
+    widths.dedup();
+    for width in widths {
+        let jobs: Vec<&Job<'_>> = jobs.iter().filter(|job| job.expert.gate.rows == width).collect();
+        let slots: Vec<u32> = jobs.iter().flat_map(|job| job.slots.iter().copied()).collect();
+        let activations = &mut scratch.hidden_activations;
+        activations.resize(isa, slots.len(), width, true);
+        for (i, &slot) in slots.iter().enumerate() {
+            activations.fill(isa, i, &scratch.hidden[slot as usize * widest..][..width]);
+        }
+        let mut firsts = Vec::with_capacity(jobs.len());
+        let mut first = 0u32;
+        for job in &jobs {
+            firsts.push(first);
+            first += job.slots.len() as u32;
+        }
+        let tasks = cut_refs(&jobs);
+        let activations = &scratch.hidden_activations;
+        pool.run(tasks.len(), &|task| {
+            let (index, range) = (tasks[task].0, tasks[task].1.clone());
+            let job = jobs[index];
+            let inputs: Vec<u32> = (firsts[index]..firsts[index] + job.slots.len() as u32).collect();
+            let rows = Rows { inputs: &inputs, outputs: &job.slots };
+            let target = out.shifted(range.start);
+            // SAFETY: slots and row ranges of tasks do not overlap.
+            unsafe {
+                super::dot::multiply_rows(isa, &job.expert.down, range, activations, rows, target);
+            }
+        });
+    }
+}
+
+/// Gate and up rows of one range for all rows of a job, and their activation.
+fn gate_up_in_task(
+    isa: Isa,
+    job: &Job<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    hidden: SharedMut<f32>,
+    stride: usize,
+    activation: Activation,
+) {
+    BUFFERS.with_borrow_mut(|buffers| {
+        let (count, width) = (job.rows.len(), range.len());
+        buffers.gate.resize(buffers.gate.len().max(count * width), 0.0);
+        buffers.up.resize(buffers.up.len().max(count * width), 0.0);
+        let outputs: Vec<u32> = (0..count as u32).collect();
+        let rows = Rows { inputs: &job.rows, outputs: &outputs };
+        let target = |start| Target { start, stride: width, column: 0 };
+        // SAFETY: the buffers are this thread's and have room for [count, width].
+        unsafe {
+            let to = target(buffers.gate.as_mut_ptr());
+            super::dot::multiply_rows(isa, &job.expert.gate, range.clone(), x, rows, to);
+            let to = target(buffers.up.as_mut_ptr());
+            super::dot::multiply_rows(isa, &job.expert.up, range.clone(), x, rows, to);
+        }
+        for (i, &slot) in job.slots.iter().enumerate() {
+            // SAFETY: slots and ranges of tasks do not overlap.
+            let to = unsafe {
+                let start = hidden.at(slot as usize * stride + range.start);
+                std::slice::from_raw_parts_mut(start, width)
+            };
+            let part = i * width..(i + 1) * width;
+            glu(isa, activation, &buffers.gate[part.clone()], &buffers.up[part], to);
+        }
+    });
+}
+
+/// Applies the activation of a gated feed-forward layer.
+pub(crate) fn glu(isa: Isa, kind: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    match kind {
+        Activation::SwiGlu => activation::silu_mul(isa, gate, up, out),
+        Activation::GeGlu => activation::gelu_tanh_mul(isa, gate, up, out),
+        Activation::ClampedSwiGlu { limit } => activation::clamped_swiglu(isa, gate, up, limit, out),
+    }
+}
+
+/// What one thread needs to run one expert; grows once and is kept.
+#[derive(Default)]
+struct Buffers {
+    gathered: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    hidden: Vec<f32>,
+    activations: Activations,
+    #[cfg(target_arch = "x86_64")]
+    tiles: super::matmul::TileSets,
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers::default());
+}
+
+/// One expert for all its rows, on one thread.
+fn whole_expert(
+    isa: Isa,
+    job: &Job<'_>,
+    x: &[f32],
+    activations: &Activations,
+    activation: Activation,
+    out: Target,
+) {
+    let Expert { gate, up, down } = job.expert;
+    let (count, width, cols) = (job.rows.len(), gate.rows, gate.cols);
+    BUFFERS.with_borrow_mut(|buffers| {
+        for buffer in [&mut buffers.gate, &mut buffers.up, &mut buffers.hidden] {
+            buffer.resize(buffer.len().max(count * width), 0.0);
+        }
+        let outputs: Vec<u32> = (0..count as u32).collect();
+        let rows = Rows { inputs: &job.rows, outputs: &outputs };
+        let tiles = uses_tiles(isa, count);
+        if !(gate.encoding.is_integer() && up.encoding.is_integer()) {
+            buffers.gathered.resize(buffers.gathered.len().max(count * cols), 0.0);
+            for (to, &row) in buffers.gathered.chunks_exact_mut(cols).zip(&job.rows) {
+                to.copy_from_slice(&x[row as usize * cols..][..cols]);
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        if tiles {
+            buffers.tiles.pack(activations, &job.rows, &[gate, up]);
+        }
+        for (w, to) in [(&gate, &mut buffers.gate), (&up, &mut buffers.up)] {
+            let target = Target { start: to.as_mut_ptr(), stride: width, column: 0 };
+            // SAFETY: the buffer is this thread's and has room for [count, width].
+            unsafe {
+                if w.encoding.is_integer() {
+                    #[cfg(target_arch = "x86_64")]
+                    let sets = tiles.then_some(&buffers.tiles);
+                    multiply_in_task(
+                        isa,
+                        w,
+                        0..width,
+                        activations,
+                        rows,
+                        #[cfg(target_arch = "x86_64")]
+                        sets,
+                        target,
+                    );
+                } else {
+                    let x = &buffers.gathered[..count * cols];
+                    dense::multiply_rows(isa, w, 0..width, x, &outputs, target);
+                }
+            }
+        }
+        let size = count * width;
+        glu(isa, activation, &buffers.gate[..size], &buffers.up[..size], &mut buffers.hidden[..size]);
+        // SAFETY: every slot belongs to one job.
+        unsafe {
+            if !down.encoding.is_integer() {
+                let x = &buffers.hidden[..size];
+                dense::multiply_rows(isa, &down, 0..down.rows, x, &job.slots, out);
+                return;
+            }
+            buffers.activations.resize(isa, count, width, !tiles);
+            for i in 0..count {
+                buffers.activations.fill(isa, i, &buffers.hidden[i * width..][..width]);
+            }
+            #[cfg(target_arch = "x86_64")]
+            if tiles {
+                buffers.tiles.pack(&buffers.activations, &outputs, &[down]);
+            }
+            #[cfg(target_arch = "x86_64")]
+            let sets = tiles.then_some(&buffers.tiles);
+            multiply_in_task(
+                isa,
+                &down,
+                0..down.rows,
+                &buffers.activations,
+                Rows { inputs: &outputs, outputs: &job.slots },
+                #[cfg(target_arch = "x86_64")]
+                sets,
+                out,
+            );
+        }
+    });
+}
+
+fn cut<'a>(
+    jobs: &[Job<'a>],
+    weight: impl Fn(&Expert<'a>) -> Matrix<'a>,
+) -> Vec<(usize, Range<usize>)> {
+    let ranges = |(i, job): (usize, &Job<'a>)| row_ranges(i, weight(&job.expert));
+    jobs.iter().enumerate().flat_map(ranges).collect()
+}
+
+fn cut_refs(jobs: &[&Job<'_>]) -> Vec<(usize, Range<usize>)> {
+    jobs.iter().enumerate().flat_map(|(i, job)| row_ranges(i, job.expert.down)).collect()
+}
+
+fn row_ranges(job: usize, w: Matrix<'_>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+    let rows = w.rows;
+    let step = (TASK_BYTES / (w.bytes() / rows.max(1)).max(1)).clamp(1, rows.max(1));
+    (0..rows).step_by(step).map(move |start| (job, start..rows.min(start + step)))
+}

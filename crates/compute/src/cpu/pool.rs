@@ -1,0 +1,227 @@
+//! The resident thread pool: workers spin for a moment, then park.
+//!
+//! A fork/join through a general scheduler costs 10–34 µs, and a decoded token has a hundred of
+//! them; here a region costs one or two. There is one pool per backend; nothing else runs threads in
+//! the hot path. Work is cut into tasks that threads claim from a shared counter, so which thread
+//! does what is never fixed, and no result may depend on it.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long an idle worker spins before it parks. Long enough to bridge the serial parts of a step,
+/// short enough that an idle process uses no core.
+const SPIN: Duration = Duration::from_micros(400);
+
+type Job = dyn Fn(usize) + Sync;
+
+struct Shared {
+    /// Counts regions; a change tells the workers that a job is there.
+    epoch: AtomicUsize,
+    job: UnsafeCell<Option<(*const Job, usize)>>,
+    next_task: AtomicUsize,
+    /// Workers that have not finished the current region yet.
+    busy: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    parked: Vec<AtomicBool>,
+}
+
+// SAFETY: `job` is written by the owner only while no worker is busy, and read by workers only
+// after they have seen the epoch that was published (Release/Acquire) after the write.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointer inside is only used between publication and the end of the region, while
+// the closure it points to is borrowed by `Pool::run`.
+unsafe impl Send for Shared {}
+
+/// A fixed set of threads that runs one region at a time. The calling thread works too.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    handles: Vec<Thread>,
+}
+
+impl Pool {
+    /// A pool of `threads` in all, the caller included.
+    pub(crate) fn new(threads: usize) -> Pool {
+        let workers = threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            next_task: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            parked: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let threads: Vec<_> = (0..workers)
+            .map(|index| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("compute-{index}"))
+                    .spawn(move || worker(&shared, index))
+                    .expect("the system refuses to start a compute thread")
+            })
+            .collect();
+        let handles = threads.iter().map(|t| t.thread().clone()).collect();
+        Pool { shared, threads, handles }
+    }
+
+    /// Threads in all, the caller included.
+    pub(crate) fn thread_count(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Runs `job(0) … job(tasks - 1)`, each once, on all threads, and returns when all are done.
+    pub(crate) fn run(&mut self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        if tasks <= 1 || self.threads.is_empty() {
+            for task in 0..tasks {
+                job(task);
+            }
+            return;
+        }
+        let shared = &*self.shared;
+        // SAFETY: no worker is busy here (the previous region waited for all of them), so nobody
+        // reads `job`. The lifetime is erased; the pointer is not used after this function returns.
+        unsafe {
+            *shared.job.get() = Some((
+                std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job),
+                tasks,
+            ));
+        }
+        shared.next_task.store(0, Ordering::Relaxed);
+        shared.busy.store(self.threads.len(), Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for (parked, handle) in shared.parked.iter().zip(&self.handles) {
+            if parked.load(Ordering::SeqCst) {
+                handle.unpark();
+            }
+        }
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            work(shared, job, tasks);
+        }));
+        let mut spins = 0u32;
+        while shared.busy.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins.is_multiple_of(1 << 14) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a compute task panicked");
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for handle in &self.handles {
+            handle.unpark();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, job: &(dyn Fn(usize) + Sync), tasks: usize) {
+    loop {
+        let task = shared.next_task.fetch_add(1, Ordering::Relaxed);
+        if task >= tasks {
+            return;
+        }
+        job(task);
+    }
+}
+
+fn worker(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        seen = wait_for_epoch(shared, index, seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: the epoch was published after the job was written, and the owner does not touch
+        // it again before `busy` reaches zero.
+        let (job, tasks) = unsafe { (*shared.job.get()).expect("an epoch without a job") };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: `Pool::run` keeps the closure alive until `busy` is zero.
+            work(shared, unsafe { &*job }, tasks);
+        }));
+        if outcome.is_err() {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        shared.busy.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn wait_for_epoch(shared: &Shared, index: usize, seen: usize) -> usize {
+    loop {
+        let start = Instant::now();
+        loop {
+            for _ in 0..64 {
+                let epoch = shared.epoch.load(Ordering::Acquire);
+                if epoch != seen {
+                    return epoch;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() > SPIN {
+                break;
+            }
+        }
+        shared.parked[index].store(true, Ordering::SeqCst);
+        // The owner bumps the epoch before it looks at `parked`, so one of us sees the other.
+        if shared.epoch.load(Ordering::SeqCst) == seen {
+            std::thread::park();
+        }
+        shared.parked[index].store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in [1, 2, 3, 5] {
+            let mut pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 7, 1000] {
+                let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
+                pool.run(tasks, &|i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            }
+            // Workers that parked wake up again.
+            std::thread::sleep(Duration::from_millis(3));
+            let sum = AtomicUsize::new(0);
+            pool.run(100, &|i| {
+                sum.fetch_add(i, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 4950);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+        let mut pool = Pool::new(2);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(64, &|i| assert!(i != 13, "task 13"));
+        }));
+        assert!(outcome.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(10, &|i| {
+            sum.fetch_add(i, Ordering::Relaxed);
+        });
+        assert_eq!(sum.load(Ordering::Relaxed), 45);
+    }
+}

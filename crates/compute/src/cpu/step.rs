@@ -1,0 +1,384 @@
+//! The CPU backend: operations run at once, on the pool, over one activation arena.
+
+use std::marker::PhantomData;
+
+use machine::cpu::Isa;
+use machine::pages::Pages;
+
+use super::matmul::{self, SharedMut};
+use super::moe::{self, RoutingTable, Shared};
+use super::pool::Pool;
+use super::routing::{RoutingScheme, top_k};
+use super::{activation, dense, mixer, norm, rope};
+use crate::bank::{Expert, ExpertBank};
+use crate::memory::{KvArena, RecurrentArena};
+use crate::step::{
+    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing,
+    SharedExpert, StateRun, Step, Tensor,
+};
+use crate::{Error, Result, Rope, Weight};
+
+/// Tensors start on a cache line.
+const ALIGN_FLOATS: usize = 16;
+
+/// A CPU: its threads, its instruction set, and memory for the activations of one step.
+pub struct CpuBackend {
+    isa: Isa,
+    pool: Pool,
+    arena: Pages,
+    used_floats: usize,
+    peak_floats: usize,
+    matmul: matmul::Scratch,
+    moe: moe::Scratch,
+    routing: RoutingTable,
+    partials: Vec<f32>,
+}
+
+impl CpuBackend {
+    /// `arena_floats` bounds the activations of one step; asking for more later is a bug of the plan.
+    pub fn new(isa: Isa, threads: usize, arena_floats: usize) -> Result<CpuBackend> {
+        let bytes = arena_floats * 4;
+        let arena = Pages::new(bytes.max(4096))
+            .map_err(|source| Error::Memory { what: "activations", bytes, source })?;
+        Ok(CpuBackend {
+            isa,
+            pool: Pool::new(threads),
+            arena,
+            used_floats: 0,
+            peak_floats: 0,
+            matmul: matmul::Scratch::default(),
+            moe: moe::Scratch::default(),
+            routing: RoutingTable::default(),
+            partials: Vec::new(),
+        })
+    }
+
+    /// Starts a step; the tensors of the step before are gone.
+    pub fn begin(&mut self) -> CpuStep<'_> {
+        self.used_floats = 0;
+        CpuStep { backend: self }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.thread_count()
+    }
+
+    /// The most activation memory any step has used.
+    pub fn peak_arena_bytes(&self) -> usize {
+        self.peak_floats * 4
+    }
+}
+
+/// A step on the CPU.
+pub struct CpuStep<'a> {
+    backend: &'a mut CpuBackend,
+}
+
+/// A tensor's values. Tensors of a step do not overlap, so one may be written while others are read.
+#[derive(Clone, Copy)]
+struct View<'a> {
+    start: *mut f32,
+    len: usize,
+    arena: PhantomData<&'a [f32]>,
+}
+
+impl<'a> View<'a> {
+    fn read(self) -> &'a [f32] {
+        // SAFETY: inside the arena (checked when the tensor was made), which outlives the step; the
+        // operation that holds this writes other tensors only.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    #[allow(clippy::mut_from_ref, reason = "the tensor is not borrowed elsewhere in the operation")]
+    fn write(self) -> &'a mut [f32] {
+        // SAFETY: as in `read`, and each operation takes one such slice of a tensor.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+impl CpuStep<'_> {
+    fn new_tensor(&mut self, rows: usize, cols: usize) -> Tensor {
+        let start = self.backend.used_floats.next_multiple_of(ALIGN_FLOATS);
+        let end = start + rows * cols;
+        let capacity = self.backend.arena.len() / 4;
+        assert!(end <= capacity, "the plan gave {capacity} floats to activations, {end} are needed");
+        self.backend.used_floats = end;
+        self.backend.peak_floats = self.backend.peak_floats.max(end);
+        Tensor { start, rows, cols }
+    }
+
+    fn view<'v>(&self, x: Tensor) -> View<'v> {
+        let len = x.rows * x.cols;
+        assert!(x.start + len <= self.backend.arena.len() / 4);
+        // The arena is never moved while a step lives; writing through it is exclusive because
+        // the step holds the backend mutably.
+        let start = self.backend.arena.as_ptr().cast::<f32>().cast_mut();
+        // SAFETY: inside the arena.
+        View { start: unsafe { start.add(x.start) }, len, arena: PhantomData }
+    }
+
+    /// Runs `f` for each row, on all threads if there are many.
+    fn each_row(&mut self, rows: usize, f: impl Fn(usize) + Sync) {
+        if rows < 8 {
+            (0..rows).for_each(f);
+        } else {
+            let tasks = rows.div_ceil(4);
+            self.backend.pool.run(tasks, &|task| {
+                (task * 4..rows.min(task * 4 + 4)).for_each(&f);
+            });
+        }
+    }
+
+    /// A new [rows, cols] tensor whose rows `f` fills.
+    fn fill_rows(
+        &mut self,
+        rows: usize,
+        cols: usize,
+        f: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Tensor {
+        let out = self.new_tensor(rows, cols);
+        self.update_rows(out, f);
+        out
+    }
+
+    /// Lets `f` change each row of a tensor.
+    fn update_rows(&mut self, x: Tensor, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let start = SharedMut(self.view(x).start);
+        self.each_row(x.rows, |row| {
+            // SAFETY: each row is given to one task.
+            f(row, unsafe { std::slice::from_raw_parts_mut(start.at(row * x.cols), x.cols) });
+        });
+    }
+}
+
+impl Step for CpuStep<'_> {
+    fn mark(&self) -> Mark {
+        Mark(self.backend.used_floats)
+    }
+
+    fn release(&mut self, mark: Mark) {
+        debug_assert!(mark.0 <= self.backend.used_floats);
+        self.backend.used_floats = mark.0;
+    }
+
+    fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor {
+        let (isa, view) = (self.backend.isa, table.view());
+        self.fill_rows(inputs.len(), view.cols, |row, out| match &inputs[row] {
+            Input::Token(id) => dense::dequantise_row(isa, &view, *id as usize, out),
+            Input::Embedding(values) => out.copy_from_slice(values),
+        })
+    }
+
+    fn norm(&mut self, x: Tensor, weight: &[f32], eps: f32) -> Tensor {
+        let (isa, from) = (self.backend.isa, self.view(x).read());
+        self.fill_rows(x.rows, x.cols, |row, out| {
+            norm::rms_norm(isa, &from[row * x.cols..][..x.cols], weight, eps, out);
+        })
+    }
+
+    fn head_norm(&mut self, x: Tensor, weight: &[f32], eps: f32) {
+        let isa = self.backend.isa;
+        self.update_rows(x, |_, row| norm::rms_norm_in_place(isa, row, weight, eps));
+    }
+
+    fn rope(&mut self, x: Tensor, head_dim: usize, rope: &Rope, positions: &[u32]) {
+        let isa = self.backend.isa;
+        let pairs = rope.rotary_dim / 2;
+        self.update_rows(x, |row, values| {
+            let mut table = [0.0; 512];
+            let (cos, sin) = table[..2 * pairs].split_at_mut(pairs);
+            rope.table(positions[row] as usize, cos, sin);
+            rope::rotate(isa, values, head_dim, cos, sin);
+        });
+    }
+
+    fn matmul(&mut self, x: Tensor, weights: &[&Linear]) -> Vec<Tensor> {
+        let out: Vec<Tensor> =
+            weights.iter().map(|w| self.new_tensor(x.rows, w.weight.rows())).collect();
+        let starts: Vec<*mut f32> = out.iter().map(|&t| self.view(t).start).collect();
+        let from = self.view(x).read();
+        let backend = &mut *self.backend;
+        matmul::multiply(
+            backend.isa,
+            &mut backend.pool,
+            &mut backend.matmul,
+            from,
+            x.rows,
+            weights,
+            &starts,
+        );
+        out
+    }
+
+    fn add(&mut self, into: Tensor, x: Tensor) {
+        let (isa, from) = (self.backend.isa, self.view(x).read());
+        self.update_rows(into, |row, out| {
+            activation::add_assign(isa, out, &from[row * x.cols..][..x.cols]);
+        });
+    }
+
+    fn columns(&mut self, x: Tensor, start: usize, width: usize, stride: usize) -> Tensor {
+        let from = self.view(x).read();
+        self.fill_rows(x.rows, x.cols / stride * width, |row, out| {
+            let from = &from[row * x.cols..][..x.cols];
+            for (out, head) in out.chunks_exact_mut(width).zip(from.chunks_exact(stride)) {
+                out.copy_from_slice(&head[start..start + width]);
+            }
+        })
+    }
+
+    fn glu(&mut self, gate: Tensor, up: Tensor, kind: Activation) -> Tensor {
+        let isa = self.backend.isa;
+        let (g, u) = (self.view(gate).read(), self.view(up).read());
+        self.fill_rows(gate.rows, gate.cols, |row, out| {
+            let at = row * gate.cols..(row + 1) * gate.cols;
+            moe::glu(isa, kind, &g[at.clone()], &u[at], out);
+        })
+    }
+
+    fn sigmoid_gate(&mut self, x: Tensor, gate: Tensor) -> Tensor {
+        let isa = self.backend.isa;
+        let (from, gates) = (self.view(x).read(), self.view(gate).read());
+        self.fill_rows(x.rows, x.cols, |row, out| {
+            let at = row * x.cols..(row + 1) * x.cols;
+            activation::sigmoid_mul(isa, &from[at.clone()], &gates[at], out);
+        })
+    }
+
+    fn attention(
+        &mut self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        arena: &mut KvArena,
+        runs: &[KvRun<'_>],
+        shape: &AttentionShape<'_>,
+    ) -> Tensor {
+        let out = self.new_tensor(q.rows, q.cols);
+        let to = self.view(out).write();
+        let (q, k, v) = (self.view(q).read(), self.view(k).read(), self.view(v).read());
+        let backend = &mut *self.backend;
+        let partials = &mut backend.partials;
+        mixer::attention(backend.isa, &mut backend.pool, partials, q, k, v, arena, runs, shape, to);
+        out
+    }
+
+    fn delta(
+        &mut self,
+        qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        shape: &DeltaShape,
+        arena: &mut RecurrentArena,
+        runs: &[StateRun],
+    ) -> Tensor {
+        let out = self.new_tensor(qkv.rows, shape.value_heads * shape.value_dim);
+        let mark = self.mark();
+        let convolved = self.new_tensor(qkv.rows, qkv.cols);
+        let alpha = self.new_tensor(qkv.rows, shape.value_heads);
+        let beta = self.new_tensor(qkv.rows, shape.value_heads);
+        let buffers = mixer::DeltaBuffers {
+            convolved: self.view(convolved).write(),
+            alpha: self.view(alpha).write(),
+            beta: self.view(beta).write(),
+        };
+        let to = self.view(out).write();
+        let (qkv, a, b) = (self.view(qkv).read(), self.view(a).read(), self.view(b).read());
+        let backend = &mut *self.backend;
+        mixer::delta(backend.isa, &mut backend.pool, qkv, a, b, shape, arena, runs, buffers, to);
+        self.release(mark);
+        out
+    }
+
+    fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor {
+        let isa = self.backend.isa;
+        let (from, gates) = (self.view(x).read(), self.view(gate).read());
+        let width = weight.len();
+        self.fill_rows(x.rows, x.cols, |row, out| {
+            let at = row * x.cols..(row + 1) * x.cols;
+            let heads = from[at.clone()].chunks_exact(width).zip(gates[at].chunks_exact(width));
+            for ((x, gate), out) in heads.zip(out.chunks_exact_mut(width)) {
+                norm::rms_norm_gated(isa, x, gate, weight, eps, out);
+            }
+        })
+    }
+
+    fn route(&mut self, logits: Tensor, experts_per_row: usize, scheme: RoutingScheme) -> Routing {
+        let from = self.view(logits).read();
+        let isa = self.backend.isa;
+        let pairs = logits.rows * experts_per_row;
+        let mut table = std::mem::take(&mut self.backend.routing);
+        table.ids.resize(pairs, 0);
+        table.weights.resize(pairs, 0.0);
+        let (ids, weights) = (SharedMut(table.ids.as_mut_ptr()), SharedMut(table.weights.as_mut_ptr()));
+        self.each_row(logits.rows, |row| {
+            let at = row * experts_per_row;
+            // SAFETY: each row has its own part of the table.
+            let (ids, weights) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(ids.at(at), experts_per_row),
+                    std::slice::from_raw_parts_mut(weights.at(at), experts_per_row),
+                )
+            };
+            top_k(isa, &from[row * logits.cols..][..logits.cols], scheme, ids, weights);
+        });
+        self.backend.routing = table;
+        Routing { experts_per_row }
+    }
+
+    fn moe(
+        &mut self,
+        layer: usize,
+        x: Tensor,
+        routing: Routing,
+        bank: &dyn ExpertBank,
+        shared: Option<SharedExpert<'_>>,
+    ) -> Result<Tensor> {
+        let out = self.new_tensor(x.rows, x.cols);
+        let mark = self.mark();
+        let slots = self.new_tensor(x.rows * (routing.experts_per_row + 1), x.cols);
+        let shared = shared.map(|s| Shared {
+            expert: Expert { gate: s.gate_proj.view(), up: s.up_proj.view(), down: s.down_proj.view() },
+            gate: s.gate.map(|gate| self.view(gate).read()),
+        });
+        let (from, to, by_slot) =
+            (self.view(x).read(), self.view(out).write(), self.view(slots).write());
+        let backend = &mut *self.backend;
+        let outcome = moe::run(
+            backend.isa,
+            &mut backend.pool,
+            &mut backend.moe,
+            layer,
+            from,
+            x.rows,
+            &backend.routing,
+            bank,
+            shared,
+            by_slot,
+            to,
+        );
+        self.release(mark);
+        outcome.map(|()| out)
+    }
+
+    fn select(&mut self, x: Tensor, rows: &[usize]) -> Tensor {
+        let from = self.view(x).read();
+        self.fill_rows(rows.len(), x.cols, |row, out| {
+            out.copy_from_slice(&from[rows[row] * x.cols..][..x.cols]);
+        })
+    }
+
+    fn submit(&mut self) -> Fence {
+        Fence(())
+    }
+
+    fn read(&mut self, _fence: &Fence, x: Tensor) -> &[f32] {
+        self.view(x).read()
+    }
+}

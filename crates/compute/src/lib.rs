@@ -1,0 +1,21 @@
+//! Tensors, weights and the list of operations, on the CPU.
+//!
+//! Model code records operations on a step; the backend runs them. Nothing here knows files or
+//! models. The one invariant: a row's result depends on its own inputs and position alone, never on
+//! the other rows in the call, the threads, the chunking or the instruction set (see `cpu::dot`).
+
+mod bank;
+mod cpu;
+mod error;
+pub mod memory;
+mod step;
+mod weight;
+
+pub use bank::{Expert, ExpertBank, ResidentBank};
+pub use cpu::{CpuBackend, CpuStep, Rope, RoutingScheme, Yarn};
+pub use error::{Error, Result};
+pub use step::{
+    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing,
+    SharedExpert, StateRun, Step, Tensor,
+};
+pub use weight::{Encoding, Float, Matrix, Weight};

@@ -1,0 +1,245 @@
+//! The seam between models and backends: the list of operations.
+//!
+//! A model's forward pass calls these on a step, top to bottom; tensors are handles into the
+//! backend's activation arena. On the CPU an operation runs at once; a GPU records it and runs all
+//! of a step in one submit. Model code never sees a pointer, an expert id or a thread.
+
+use crate::memory::{KvArena, PageId, RecurrentArena, SlotId};
+use crate::{ExpertBank, Result, Rope, RoutingScheme, Weight};
+
+/// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    pub(crate) start: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+impl Tensor {
+    /// Rows: one for each token of the batch, unless rows were selected.
+    pub fn rows(self) -> usize {
+        self.rows
+    }
+
+    /// Values in a row.
+    pub fn cols(self) -> usize {
+        self.cols
+    }
+}
+
+/// A place in the arena to go back to.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark(pub(crate) usize);
+
+/// The experts chosen for each row. Model code hands it on and cannot look inside.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing {
+    pub(crate) experts_per_row: usize,
+}
+
+/// One row of input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A token of the vocabulary.
+    Token(u32),
+    /// A ready embedding, as an image encoder gives it.
+    Embedding(std::sync::Arc<[f32]>),
+}
+
+/// A weight with its optional bias.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// [out, in]
+    pub weight: Weight,
+    /// [out]
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    /// Bytes read when it is applied once.
+    pub fn bytes(&self) -> usize {
+        self.weight.bytes() + self.bias.as_ref().map_or(0, |b| b.len() * 4)
+    }
+}
+
+/// Rows of one sequence in a batch and the pages that hold (or will hold) its keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct KvRun<'a> {
+    /// First row of the run in the batch.
+    pub row: usize,
+    /// Rows in the run; their positions are consecutive.
+    pub count: usize,
+    /// Position of the first row.
+    pub position: usize,
+    /// Page `i` holds block `first_block + i` of 64 positions.
+    pub pages: &'a [PageId],
+    /// Not zero where a window has left the oldest pages behind.
+    pub first_block: usize,
+}
+
+/// Rows of one sequence in a batch and the slot of its recurrent state.
+#[derive(Clone, Copy, Debug)]
+pub struct StateRun {
+    /// First row of the run in the batch.
+    pub row: usize,
+    /// Rows in the run.
+    pub count: usize,
+    /// Read and updated in place.
+    pub slot: SlotId,
+}
+
+/// What varies between attention layers.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape<'a> {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Dimensions of a head.
+    pub head_dim: usize,
+    /// What scores are multiplied with.
+    pub scale: f32,
+    /// Keys a row looks at, its own included; all if `None`.
+    pub window: Option<usize>,
+    /// `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// A logit for each head that takes part in the softmax and adds nothing.
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// What a gated delta net layer is made of, besides its projections.
+#[derive(Clone, Debug)]
+pub struct DeltaShape {
+    /// Key (and query) heads.
+    pub key_heads: usize,
+    /// Value heads; each key head serves `value_heads / key_heads` of them.
+    pub value_heads: usize,
+    /// Dimensions of a key head.
+    pub key_dim: usize,
+    /// Dimensions of a value head.
+    pub value_dim: usize,
+    /// Taps of the causal convolution.
+    pub taps: usize,
+    /// [taps, channels]
+    pub conv_weight: Vec<f32>,
+    /// [value_heads]: `-exp(A_log)`.
+    pub decay: Vec<f32>,
+    /// [value_heads]
+    pub dt_bias: Vec<f32>,
+}
+
+impl DeltaShape {
+    /// Channels of the convolution: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Floats of the matrix state, [value_heads, key_dim, value_dim].
+    pub fn matrix_floats(&self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim
+    }
+
+    /// Floats of everything a sequence remembers in this layer: the matrices, then the raw
+    /// inputs of the last `taps - 1` rows.
+    pub fn state_floats(&self) -> usize {
+        self.matrix_floats() + (self.taps - 1) * self.channels()
+    }
+}
+
+/// How the gate and the up projection meet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `silu(gate) · up`
+    SwiGlu,
+    /// `gelu_tanh(gate) · up`
+    GeGlu,
+    /// gpt-oss: both clamped, `gate · sigmoid(1.702 gate) · (up + 1)`.
+    ClampedSwiGlu {
+        /// The clamp, 7 in the published models.
+        limit: f32,
+    },
+}
+
+/// An expert that every token uses, scaled by `sigmoid(gate)` if there is one.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedExpert<'a> {
+    /// [intermediate, hidden]
+    pub gate_proj: &'a Weight,
+    /// [intermediate, hidden]
+    pub up_proj: &'a Weight,
+    /// [hidden, intermediate]
+    pub down_proj: &'a Weight,
+    /// One logit a row.
+    pub gate: Option<Tensor>,
+}
+
+/// The operations. Results are new tensors unless the name says otherwise.
+pub trait Step {
+    /// Where the arena stands.
+    fn mark(&self) -> Mark;
+    /// Gives back every tensor made since the mark.
+    fn release(&mut self, mark: Mark);
+
+    /// Rows of the embedding table.
+    fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor;
+    /// RMS norm of each row.
+    fn norm(&mut self, x: Tensor, weight: &[f32], eps: f32) -> Tensor;
+    /// RMS norm of each head, in place.
+    fn head_norm(&mut self, x: Tensor, weight: &[f32], eps: f32);
+    /// Rotates each head by its row's position, in place.
+    fn rope(&mut self, x: Tensor, head_dim: usize, rope: &Rope, positions: &[u32]);
+    /// `x · wᵀ + bias` for several weights at once.
+    fn matmul(&mut self, x: Tensor, weights: &[&Linear]) -> Vec<Tensor>;
+    /// `into += x`
+    fn add(&mut self, into: Tensor, x: Tensor);
+    /// Some columns of every row, heads of `stride` apart: [rows, heads · width].
+    fn columns(&mut self, x: Tensor, start: usize, width: usize, stride: usize) -> Tensor;
+    /// The activation of a gated feed-forward layer.
+    fn glu(&mut self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor;
+    /// `x ⊙ sigmoid(gate)`
+    fn sigmoid_gate(&mut self, x: Tensor, gate: Tensor) -> Tensor;
+    /// Appends keys and values to the sequences' pages and attends over them.
+    fn attention(
+        &mut self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        arena: &mut KvArena,
+        runs: &[KvRun<'_>],
+        shape: &AttentionShape<'_>,
+    ) -> Tensor;
+    /// Convolution, gates and the delta rule: `qkv` [rows, channels], `a` and `b` [rows, value heads].
+    fn delta(
+        &mut self,
+        qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        shape: &DeltaShape,
+        arena: &mut RecurrentArena,
+        runs: &[StateRun],
+    ) -> Tensor;
+    /// RMS norm of each head of `weight.len()`, times `silu(gate)`.
+    fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor;
+    /// Chooses experts for each row of router logits.
+    fn route(&mut self, logits: Tensor, experts_per_row: usize, scheme: RoutingScheme) -> Routing;
+    /// The routed experts' outputs, weighted and summed in rank order, then the shared expert's.
+    fn moe(
+        &mut self,
+        layer: usize,
+        x: Tensor,
+        routing: Routing,
+        bank: &dyn ExpertBank,
+        shared: Option<SharedExpert<'_>>,
+    ) -> Result<Tensor>;
+    /// Some rows.
+    fn select(&mut self, x: Tensor, rows: &[usize]) -> Tensor;
+    /// Ends the recording.
+    fn submit(&mut self) -> Fence;
+    /// The values of a tensor, once the fence that covers it has passed.
+    fn read(&mut self, fence: &Fence, x: Tensor) -> &[f32];
+}
+
+/// Tells that a step has run. On the CPU it has when `submit` returns.
+#[derive(Debug)]
+#[must_use]
+pub struct Fence(pub(crate) ());

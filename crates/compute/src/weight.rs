@@ -1,0 +1,223 @@
+//! Weights: a matrix of output rows, dense or quantised. How it is coded is a property of the weight.
+//!
+//! [`Matrix`] is a borrowed view (codes, scales, biases as bytes exactly as the checkpoint stores
+//! them, at any alignment); [`Weight`] owns such a matrix in huge-page memory. Kernels take a
+//! `Matrix`, so resident weights and streamed expert slots look the same to them.
+
+use std::sync::Arc;
+
+use machine::pages::Pages;
+
+use crate::{Error, Result};
+
+/// Number type of dense values and of quantisation scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Float {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single.
+    Bf16,
+}
+
+impl Float {
+    /// Bytes of one value.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Float::F32 => 4,
+            Float::F16 | Float::Bf16 => 2,
+        }
+    }
+}
+
+/// How the values of a weight are coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// Plain floats.
+    Dense(Float),
+    /// MLX affine: unsigned codes of `bits`, little-endian bit stream, value = scale · code + bias.
+    Affine {
+        /// 2, 3, 4, 5, 6 or 8.
+        bits: u8,
+        /// Values that share a scale and a bias: 32, 64 or 128.
+        group: usize,
+        /// Type of scales and biases.
+        scale: Float,
+    },
+    /// E2M1 codes, groups of 32 with an E8M0 scale.
+    Mxfp4,
+    /// E4M3 codes, groups of 32 with an E8M0 scale.
+    Mxfp8,
+    /// E2M1 codes, groups of 16 with an E4M3 scale.
+    Nvfp4,
+}
+
+impl Encoding {
+    /// Bytes of the codes of one row of `cols` values.
+    pub fn row_bytes(self, cols: usize) -> usize {
+        match self {
+            Encoding::Dense(float) => cols * float.bytes(),
+            Encoding::Affine { bits, .. } => cols * bits as usize / 8,
+            Encoding::Mxfp4 | Encoding::Nvfp4 => cols / 2,
+            Encoding::Mxfp8 => cols,
+        }
+    }
+
+    /// Bytes of the scales of one row.
+    pub fn scale_bytes(self, cols: usize) -> usize {
+        match self {
+            Encoding::Dense(_) => 0,
+            Encoding::Affine { group, scale, .. } => cols / group * scale.bytes(),
+            Encoding::Mxfp4 | Encoding::Mxfp8 => cols / 32,
+            Encoding::Nvfp4 => cols / 16,
+        }
+    }
+
+    /// Bytes of the biases of one row.
+    pub fn bias_bytes(self, cols: usize) -> usize {
+        match self {
+            Encoding::Affine { .. } => self.scale_bytes(cols),
+            _ => 0,
+        }
+    }
+
+    /// Bytes of a whole [rows, cols] matrix.
+    pub fn matrix_bytes(self, rows: usize, cols: usize) -> usize {
+        rows * (self.row_bytes(cols) + self.scale_bytes(cols) + self.bias_bytes(cols))
+    }
+
+    /// Whether dot products run on integer codes (see `cpu::quantise`) rather than on floats.
+    pub fn is_integer(self) -> bool {
+        matches!(self, Encoding::Affine { .. } | Encoding::Mxfp4)
+    }
+}
+
+/// A borrowed weight: `rows` outputs of `cols` inputs each.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// How the values are coded.
+    pub encoding: Encoding,
+    /// Codes, row-major.
+    pub codes: &'a [u8],
+    /// Scales, row-major, or empty.
+    pub scales: &'a [u8],
+    /// Biases, row-major, or empty.
+    pub biases: &'a [u8],
+}
+
+impl<'a> Matrix<'a> {
+    /// Checks the lengths once, so that kernels may trust them.
+    pub fn new(
+        rows: usize,
+        cols: usize,
+        encoding: Encoding,
+        codes: &'a [u8],
+        scales: &'a [u8],
+        biases: &'a [u8],
+    ) -> Result<Self> {
+        let parts = [
+            ("codes", codes.len(), encoding.row_bytes(cols)),
+            ("scales", scales.len(), encoding.scale_bytes(cols)),
+            ("biases", biases.len(), encoding.bias_bytes(cols)),
+        ];
+        for (what, got, per_row) in parts {
+            let expected = rows * per_row;
+            if got != expected {
+                return Err(Error::WeightBytes { what, rows, cols, expected, got });
+            }
+        }
+        Ok(Matrix { rows, cols, encoding, codes, scales, biases })
+    }
+
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> usize {
+        self.codes.len() + self.scales.len() + self.biases.len()
+    }
+
+    /// The rows `start..start + count` as a matrix of their own.
+    pub fn row_range(&self, start: usize, count: usize) -> Matrix<'a> {
+        let part = |bytes: &'a [u8], per_row: usize| &bytes[start * per_row..(start + count) * per_row];
+        Matrix {
+            rows: count,
+            codes: part(self.codes, self.encoding.row_bytes(self.cols)),
+            scales: part(self.scales, self.encoding.scale_bytes(self.cols)),
+            biases: part(self.biases, self.encoding.bias_bytes(self.cols)),
+            ..*self
+        }
+    }
+}
+
+/// A weight that owns a share of a memory region.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    rows: usize,
+    cols: usize,
+    encoding: Encoding,
+    memory: Arc<Pages>,
+    codes: usize,
+    scales: usize,
+    biases: usize,
+}
+
+impl Weight {
+    /// Lays a [rows, cols] weight out at `offset` of `memory`: codes, then scales, then biases.
+    pub fn new(memory: Arc<Pages>, offset: usize, rows: usize, cols: usize, encoding: Encoding) -> Self {
+        let codes = offset;
+        let scales = codes + rows * encoding.row_bytes(cols);
+        let biases = scales + rows * encoding.scale_bytes(cols);
+        let end = biases + rows * encoding.bias_bytes(cols);
+        assert!(end <= memory.len(), "weight of {end} bytes in a region of {}", memory.len());
+        Weight { rows, cols, encoding, memory, codes, scales, biases }
+    }
+
+    /// A weight with memory of its own, from its parts.
+    pub fn from_parts(matrix: Matrix<'_>) -> Result<Self> {
+        let bytes = matrix.bytes();
+        let mut memory = Pages::new(bytes.max(1))
+            .map_err(|source| Error::Memory { what: "a weight", bytes, source })?;
+        let mut at = 0;
+        for part in [matrix.codes, matrix.scales, matrix.biases] {
+            memory[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        Ok(Weight::new(Arc::new(memory), 0, matrix.rows, matrix.cols, matrix.encoding))
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// How the values are coded.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> usize {
+        self.encoding.matrix_bytes(self.rows, self.cols)
+    }
+
+    /// The view kernels take.
+    pub fn view(&self) -> Matrix<'_> {
+        let part = |start: usize, per_row: usize| &self.memory[start..start + self.rows * per_row];
+        Matrix {
+            rows: self.rows,
+            cols: self.cols,
+            encoding: self.encoding,
+            codes: part(self.codes, self.encoding.row_bytes(self.cols)),
+            scales: part(self.scales, self.encoding.scale_bytes(self.cols)),
+            biases: part(self.biases, self.encoding.bias_bytes(self.cols)),
+        }
+    }
+}

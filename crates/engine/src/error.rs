@@ -1,0 +1,47 @@
+//! What can go wrong between a request and its tokens.
+
+/// Errors of the engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model cannot be loaded or run.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// The backend failed.
+    #[error(transparent)]
+    Compute(#[from] compute::Error),
+    /// No room for a sequence.
+    #[error(transparent)]
+    State(#[from] state::Error),
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// A token that the model does not have.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Tokens there are.
+        vocab: usize,
+    },
+    /// More tokens than the context holds.
+    #[error("{needed} tokens do not fit in a context of {context}")]
+    Context {
+        /// Prompt and answer together.
+        needed: usize,
+        /// What was planned.
+        context: usize,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// An instruction set that this machine lacks.
+    #[error("this machine cannot run {isa} kernels")]
+    Isa {
+        /// What was asked for.
+        isa: machine::cpu::Isa,
+    },
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

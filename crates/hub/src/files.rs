@@ -1,0 +1,197 @@
+//! Which files a model folder needs, and which of them are missing.
+//!
+//! The index lists the shards; without one the shards' own names tell how many there are. A dangling link, as
+//! a cache cleaned by hand leaves behind, counts as missing. Contents are not checked here: `checkpoint` does.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+
+use crate::{Error, Result};
+
+/// The file that says which shard holds which tensor.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// An index of the largest known checkpoints is 30 MB; anything far beyond is not an index.
+const INDEX_BYTES_MAX: u64 = 256 << 20;
+
+/// An error that names what is missing from `folder`, if anything is.
+pub(crate) fn require_complete(folder: &Path) -> Result<()> {
+    let missing = missing(folder)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Incomplete { path: folder.to_owned(), repository: None, revision: None, missing })
+}
+
+/// The files that a model in `folder` needs and that are not there.
+pub(crate) fn missing(folder: &Path) -> Result<Vec<String>> {
+    let mut missing = Vec::new();
+    if !folder.join("config.json").is_file() {
+        missing.push("config.json".to_owned());
+    }
+    let index = folder.join(INDEX);
+    let shards = if is_present(&index) { indexed_shards(&index)? } else { named_shards(folder)? };
+    missing.extend(shards.into_iter().filter(|shard| !folder.join(shard).is_file()));
+    Ok(missing)
+}
+
+/// Whether there is a file or a link, dangling or not.
+fn is_present(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: serde_json::Map<String, serde_json::Value>,
+}
+
+fn indexed_shards(path: &Path) -> Result<BTreeSet<String>> {
+    let Ok(metadata) = path.metadata() else {
+        return Ok(BTreeSet::from([INDEX.to_owned()]));
+    };
+    let malformed = |reason: String| Error::Malformed { path: path.to_owned(), reason };
+    if metadata.len() > INDEX_BYTES_MAX {
+        return Err(malformed(format!("{} bytes is too large for an index", metadata.len())));
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let index: Index = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+    let mut shards = BTreeSet::new();
+    for (tensor, shard) in index.weight_map {
+        let shard = shard.as_str().filter(|shard| is_inside(shard)).ok_or_else(|| {
+            malformed(format!("tensor `{tensor}` is in {shard}, which is no file of this folder"))
+        })?;
+        shards.insert(shard.to_owned());
+    }
+    if shards.is_empty() {
+        return Err(malformed("it lists no tensors".to_owned()));
+    }
+    Ok(shards)
+}
+
+/// Whether a name from a file stays in its folder.
+fn is_inside(name: &str) -> bool {
+    let parts = Path::new(name).components();
+    !name.is_empty()
+        && !name.contains('\\')
+        && parts.into_iter().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// Without an index: `model-00001-of-00004.safetensors` says that there are four.
+fn named_shards(folder: &Path) -> Result<BTreeSet<String>> {
+    let read = |source| Error::Read { path: folder.to_owned(), source };
+    let mut shards = BTreeSet::new();
+    for entry in std::fs::read_dir(folder).map_err(read)? {
+        let name = entry.map_err(read)?.file_name();
+        let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(".safetensors")) else {
+            continue;
+        };
+        match numbered(stem) {
+            Some((prefix, digits, count)) => {
+                shards.extend((1..=count).map(|index| {
+                    format!("{prefix}-{index:0digits$}-of-{count:0digits$}.safetensors")
+                }));
+            }
+            None => _ = shards.insert(format!("{stem}.safetensors")),
+        }
+    }
+    if shards.is_empty() {
+        shards.insert("model.safetensors".to_owned());
+    }
+    Ok(shards)
+}
+
+/// Takes `model-00002-of-00004` apart: prefix, digits in a number, and how many there are.
+fn numbered(stem: &str) -> Option<(&str, usize, usize)> {
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (prefix, index) = rest.rsplit_once('-')?;
+    let (index_number, count_number) = (index.parse::<usize>().ok()?, count.parse::<usize>().ok()?);
+    // More shards than any checkpoint has would only be a long list of nonsense.
+    let is_sensible = index.len() == count.len() && (1..=count_number).contains(&index_number);
+    (is_sensible && count_number <= 9999).then_some((prefix, count.len(), count_number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::folder;
+
+    #[track_caller]
+    fn check(files: &[(&str, &str)], expected: &[&str]) {
+        let folder = folder(files);
+        assert_eq!(missing(folder.path()).unwrap(), expected);
+    }
+
+    #[track_caller]
+    fn check_malformed(index: &str, reason: &str) {
+        let folder = folder(&[("config.json", "{}"), (INDEX, index)]);
+        let message = missing(folder.path()).unwrap_err().to_string();
+        assert!(message.contains(INDEX) && message.contains(reason), "{message}");
+    }
+
+    const CONFIG: (&str, &str) = ("config.json", "{}");
+
+    #[test]
+    fn a_single_file() {
+        check(&[CONFIG, ("model.safetensors", "")], &[]);
+        check(&[CONFIG], &["model.safetensors"]);
+        check(&[("model.safetensors", "")], &["config.json"]);
+        check(&[("README.md", "")], &["config.json", "model.safetensors"]);
+        check(&[CONFIG, ("weights.safetensors", "")], &[]);
+    }
+
+    #[test]
+    fn an_index_lists_the_shards() {
+        let index = (
+            INDEX,
+            r#"{"metadata":{},"weight_map":{"a":"x-1.safetensors","b":"x-2.safetensors","c":"x-1.safetensors"}}"#,
+        );
+        check(&[CONFIG, index], &["x-1.safetensors", "x-2.safetensors"]);
+        check(&[CONFIG, index, ("x-1.safetensors", "")], &["x-2.safetensors"]);
+        check(&[CONFIG, index, ("x-1.safetensors", ""), ("x-2.safetensors", "")], &[]);
+        // A shard that the index does not list does not help.
+        check(
+            &[CONFIG, index, ("x-1.safetensors", ""), ("x-3.safetensors", "")],
+            &["x-2.safetensors"],
+        );
+    }
+
+    #[test]
+    fn shard_names_count_themselves_without_an_index() {
+        check(
+            &[CONFIG, ("model-00002-of-00003.safetensors", "")],
+            &["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"],
+        );
+        check(&[CONFIG, ("m-1-of-2.safetensors", ""), ("m-2-of-2.safetensors", "")], &[]);
+        for odd in ["m-3-of-2", "m-0-of-2", "m-1-of-00002", "one-of-two", "m-1-of-99999"] {
+            check(&[CONFIG, (&format!("{odd}.safetensors"), "")], &[]);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn dangling_links_are_missing_files() {
+        let folder = folder(&[CONFIG]);
+        std::os::unix::fs::symlink("../blobs/gone", folder.path().join("model.safetensors"))
+            .unwrap();
+        assert_eq!(missing(folder.path()).unwrap(), ["model.safetensors"]);
+        std::os::unix::fs::symlink("../blobs/gone", folder.path().join(INDEX)).unwrap();
+        assert_eq!(missing(folder.path()).unwrap(), [INDEX]);
+    }
+
+    #[test]
+    fn broken_indexes_are_errors() {
+        check_malformed("", "EOF");
+        check_malformed("[]", "expected");
+        check_malformed(r#"{"weight_map":{}}"#, "no tensors");
+        check_malformed(r#"{"weight_map":{"a":3}}"#, "`a`");
+        for name in ["../x", "/etc/passwd", "", "a/../../b", "..\\\\x", "."] {
+            check_malformed(
+                &format!(r#"{{"weight_map":{{"a":"{name}"}}}}"#),
+                "no file of this folder",
+            );
+        }
+    }
+}

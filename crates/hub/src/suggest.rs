@@ -1,0 +1,137 @@
+//! Did you mean …? Names close to a mistyped one, by edit distance and by containment.
+
+use std::path::Path;
+
+use crate::cache::Repository;
+use crate::{Environment, aliases};
+
+/// More suggestions than this are no help.
+const SUGGESTION_COUNT: usize = 3;
+
+/// Aliases and cached names that look like `typed`, closest first.
+pub(crate) fn names(typed: &str, environment: &Environment) -> Vec<String> {
+    let cached = environment.cache_folders();
+    let cached = cached.iter().flat_map(|cache| Repository::all(cache));
+    let known = aliases().iter().map(|alias| alias.name.to_owned());
+    closest(typed, known.chain(cached.map(|repository| repository.name)))
+}
+
+/// Folders beside a missing path that look like it.
+pub(crate) fn sibling_folders(path: &Path) -> Vec<String> {
+    let (Some(parent), Some(name)) =
+        (path.parent(), path.file_name().and_then(|name| name.to_str()))
+    else {
+        return Vec::new();
+    };
+    let siblings = std::fs::read_dir(parent)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    closest(name, siblings)
+        .into_iter()
+        .map(|name| parent.join(name).display().to_string())
+        .collect()
+}
+
+fn closest(typed: &str, known: impl Iterator<Item = String>) -> Vec<String> {
+    let typed = typed.to_lowercase();
+    let mut ranked: Vec<(usize, String)> =
+        known.filter_map(|name| Some((distance(&typed, &name.to_lowercase())?, name))).collect();
+    ranked.sort();
+    ranked.dedup();
+    ranked.into_iter().map(|(_, name)| name).take(SUGGESTION_COUNT).collect()
+}
+
+/// How far apart two names are; `None` if they have too little in common to be worth saying.
+fn distance(typed: &str, name: &str) -> Option<usize> {
+    // People leave out the owner, so the part after it counts as well as the whole.
+    let bare = name.rsplit('/').next().unwrap_or(name);
+    let edits = edit_distance(typed, name).min(edit_distance(typed, bare));
+    // A third of the letters wrong is a typing mistake; more is another name.
+    if edits <= (typed.chars().count() / 3).max(1) {
+        return Some(edits);
+    }
+    // Part of a name, as in `qwen3.5`; shorter parts are in too many names. Ranked after typing mistakes.
+    (typed.chars().count() >= 3 && name.contains(typed)).then_some(100 + name.len())
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours that turn one into the other.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    // Rows of the usual table: distances of all prefixes of `b` from the last three prefixes of `a`.
+    let mut before_last = vec![0; b.len() + 1];
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 0..a.len() {
+        let mut row = vec![i + 1; b.len() + 1];
+        for j in 0..b.len() {
+            let replaced = last[j] + usize::from(a[i] != b[j]);
+            row[j + 1] = replaced.min(last[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j] {
+                row[j + 1] = row[j + 1].min(before_last[j - 1] + 1);
+            }
+        }
+        before_last = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edit_distances() {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("pebble", "pebble", 0),
+            ("peble", "pebble", 1),
+            ("pebbel", "pebble", 1),
+            ("kitten", "sitting", 3),
+            ("qwen", "gemma", 5),
+            ("ab", "ba", 1),
+            ("é", "e", 1),
+        ] {
+            assert_eq!(edit_distance(a, b), expected, "{a} {b}");
+            assert_eq!(edit_distance(b, a), expected, "{b} {a}");
+        }
+    }
+
+    #[track_caller]
+    fn check(typed: &str, expected: &[&str]) {
+        let known = [
+            "pebble",
+            "pebble-draft",
+            "qwen3.5-35b-a3b",
+            "qwen3.5-122b-a10b",
+            "mlx-community/Qwen3.5-35B-A3B-8bit",
+            "gpt-oss-20b",
+        ];
+        assert_eq!(closest(typed, known.iter().map(|name| (*name).to_owned())), expected);
+    }
+
+    #[test]
+    fn suggestions() {
+        check("peble", &["pebble"]);
+        check("PEBBLE", &["pebble", "pebble-draft"]);
+        check("qwen3.5-35b-a3", &["qwen3.5-35b-a3b", "mlx-community/Qwen3.5-35B-A3B-8bit"]);
+        check("gpt-oss-20", &["gpt-oss-20b"]);
+        check("gpt-oss", &["gpt-oss-20b"]);
+        check("Qwen3.5-35B-A3B-8bit", &["mlx-community/Qwen3.5-35B-A3B-8bit", "qwen3.5-35b-a3b"]);
+        check("mlx-comunity/qwen3.5-35b-a3b-8bit", &["mlx-community/Qwen3.5-35B-A3B-8bit"]);
+        check("llama", &[]);
+        check("a", &[]);
+    }
+
+    #[test]
+    fn siblings_of_a_missing_folder() {
+        let parent =
+            crate::fixture::folder(&[("qwen-a/x", ""), ("other/x", ""), ("qwen-file", "")]);
+        let expected = parent.path().join("qwen-a").display().to_string();
+        assert_eq!(sibling_folders(&parent.path().join("qwen-b")), [expected]);
+        assert!(sibling_folders(&parent.path().join("nothing/alike")).is_empty());
+        assert!(sibling_folders(Path::new("/")).is_empty());
+    }
+}

@@ -1,0 +1,62 @@
+//! This computer: cores and instruction sets, memory and its limits, huge pages, disk.
+//!
+//! Everything here asks the operating system and answers in plain numbers. Nothing here knows about
+//! models, and nothing here decides what to do with an answer: `engine` plans, `compute` picks kernels.
+//! Invariant: a question that this system cannot answer gives `None` or a portable fallback, never a panic.
+
+pub mod amx;
+pub mod cgroup;
+pub mod cpu;
+pub mod disk;
+pub mod doctor;
+pub mod facts;
+pub mod memory;
+pub mod pages;
+pub mod probe;
+mod procfs;
+
+use std::path::PathBuf;
+
+/// The result of asking this computer for something.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong when asking this computer for something.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The system refused to map anonymous memory.
+    #[error("could not map {len_bytes} bytes of memory")]
+    Map {
+        /// How much was asked for.
+        len_bytes: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file of the system could not be read.
+    #[error("could not read {}", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file of the system does not say what it should.
+    #[error("{} has no readable {expected}", path.display())]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// What was looked for.
+        expected: &'static str,
+    },
+    /// This operating system did not answer.
+    #[error("this system does not tell {what}")]
+    Unknown {
+        /// What was asked.
+        what: &'static str,
+    },
+    /// A name that is not an instruction set.
+    #[error("unknown instruction set `{name}` (expected scalar, neon, avx2, avx512 or amx)")]
+    UnknownIsa {
+        /// The name as it was given.
+        name: String,
+    },
+}

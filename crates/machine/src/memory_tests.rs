@@ -1,0 +1,195 @@
+//! Budgets and usage on fixture trees, and once on the real machine.
+
+use super::*;
+use crate::procfs::fixture::tree;
+
+fn memory(available_bytes: u64, limit_headroom_bytes: Option<u64>) -> Memory {
+    Memory {
+        total_bytes: 64 * GIB,
+        available_bytes,
+        limit: None,
+        limit_headroom_bytes,
+        swap_total_bytes: 0,
+        swap_free_bytes: 0,
+    }
+}
+
+#[test]
+fn budget_keeps_back_a_tenth_and_at_least_a_gibibyte() {
+    #[track_caller]
+    fn check(available_bytes: u64, headroom_bytes: Option<u64>, budget_bytes: u64) {
+        assert_eq!(memory(available_bytes, headroom_bytes).budget_bytes(), budget_bytes);
+    }
+    check(40 * GIB, None, 36 * GIB);
+    check(10 * GIB, None, 9 * GIB);
+    check(8 * GIB, None, 7 * GIB);
+    check(4 * GIB, None, 3 * GIB);
+    // Small machines: a quarter.
+    check(2 * GIB, None, 3 * GIB / 2);
+    check(GIB, None, 3 * GIB / 4);
+    check(0, None, 0);
+    check(3, None, 3);
+    // The tighter of the two binds.
+    check(40 * GIB, Some(20 * GIB), 18 * GIB);
+    check(20 * GIB, Some(40 * GIB), 18 * GIB);
+    check(20 * GIB, Some(0), 0);
+    check(u64::MAX, Some(u64::MAX), u64::MAX - u64::MAX / 10);
+}
+
+const MEMINFO: (&str, &str) = (
+    "/proc/meminfo",
+    "MemTotal:       33554432 kB\nMemFree:         1048576 kB\nMemAvailable:   25165824 kB\n\
+     Buffers:          10240 kB\nSwapTotal:       2097152 kB\nSwapFree:        1048576 kB\n",
+);
+const V2: [(&str, &str); 2] = [
+    ("/proc/self/cgroup", "0::/a/b\n"),
+    ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+];
+
+#[track_caller]
+fn check(files: &[(&str, &str)], limit_bytes: Option<u64>, headroom_bytes: Option<u64>) -> Memory {
+    let memory = Memory::read_below(tree(files).path()).unwrap();
+    assert_eq!(memory.limit.as_ref().map(|limit| limit.bytes), limit_bytes);
+    assert_eq!(memory.limit_headroom_bytes, headroom_bytes);
+    memory
+}
+
+#[test]
+fn a_machine_without_limits() {
+    let memory = check(&[MEMINFO], None, None);
+    assert_eq!(memory.total_bytes, 32 * GIB);
+    assert_eq!(memory.available_bytes, 24 * GIB);
+    assert_eq!((memory.swap_total_bytes, memory.swap_free_bytes), (2 * GIB, GIB));
+    assert_eq!(memory.budget_bytes(), 24 * GIB - 24 * GIB / 10);
+}
+
+#[test]
+fn the_tightest_limit_is_named_and_the_fullest_group_binds() {
+    let memory = check(
+        &[
+            MEMINFO,
+            V2[0],
+            V2[1],
+            ("/sys/fs/cgroup/a/b/memory.max", "8589934592\n"), // 8 GiB, empty
+            ("/sys/fs/cgroup/a/memory.max", "17179869184\n"),  // 16 GiB, 12 of them taken
+            ("/sys/fs/cgroup/a/memory.current", "12884901888\n"),
+        ],
+        Some(8 * GIB),
+        Some(4 * GIB),
+    );
+    let limit = memory.limit.as_ref().unwrap();
+    assert!(limit.path.ends_with("a/b"), "{limit:?}");
+    assert_eq!(limit.source, LimitSource::CgroupV2);
+    assert_eq!(memory.budget_bytes(), 3 * GIB);
+}
+
+#[test]
+fn reclaimable_cache_does_not_lower_the_budget() {
+    let current = ("/sys/fs/cgroup/a/b/memory.current", "8589934592\n");
+    let max = ("/sys/fs/cgroup/a/b/memory.max", "8589934592\n");
+    let full = [MEMINFO, V2[0], V2[1], max, current];
+    assert_eq!(check(&full, Some(8 * GIB), Some(0)).budget_bytes(), 0);
+    let stat = ("/sys/fs/cgroup/a/b/memory.stat", "inactive_file 8589934592\n");
+    let cached = [MEMINFO, V2[0], V2[1], max, current, stat];
+    assert_eq!(check(&cached, Some(8 * GIB), Some(8 * GIB)).budget_bytes(), 7 * GIB);
+}
+
+#[test]
+fn limits_above_the_machine_do_not_count() {
+    let max = ("/sys/fs/cgroup/a/b/memory.max", "68719476736\n");
+    check(&[MEMINFO, V2[0], V2[1], max], None, None);
+}
+
+#[test]
+fn a_limit_that_inner_groups_repeat_is_named_where_it_is_set() {
+    let group = "/sys/fs/cgroup/memory";
+    let stat = "hierarchical_memory_limit 8589934592\n";
+    let files = [
+        ("/proc/meminfo".to_owned(), MEMINFO.1),
+        ("/proc/self/cgroup".to_owned(), "4:memory:/a/b\n"),
+        (
+            "/proc/self/mountinfo".to_owned(),
+            "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+        ),
+        (format!("{group}/a/b/memory.limit_in_bytes"), "9223372036854771712\n"),
+        (format!("{group}/a/b/memory.stat"), stat),
+        (format!("{group}/a/memory.limit_in_bytes"), "8589934592\n"),
+        (format!("{group}/a/memory.stat"), stat),
+    ];
+    let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    let memory = check(&files, Some(8 * GIB), Some(8 * GIB));
+    assert!(memory.limit.unwrap().path.ends_with("memory/a"));
+}
+
+#[test]
+fn address_space_limits_count() {
+    let memory = check(
+        &[
+            MEMINFO,
+            ("/proc/self/limits", "Max address space         8589934592    unlimited    bytes\n"),
+            ("/proc/self/status", "VmSize:\t 1048576 kB\n"),
+        ],
+        Some(8 * GIB),
+        Some(7 * GIB),
+    );
+    assert_eq!(memory.limit.unwrap().source, LimitSource::AddressSpace);
+}
+
+#[test]
+fn old_kernels_estimate_available_memory() {
+    let text =
+        "MemTotal: 33554432 kB\nMemFree: 1048576 kB\nBuffers: 1048576 kB\nCached: 2097152 kB\n";
+    assert_eq!(check(&[("/proc/meminfo", text)], None, None).available_bytes, 4 * GIB);
+}
+
+#[test]
+fn unreadable_memory_is_an_error_that_names_the_file() {
+    for files in [&[][..], &[("/proc/meminfo", "MemFree: 1 kB\n")]] {
+        let message = Memory::read_below(tree(files).path()).unwrap_err().to_string();
+        assert!(message.contains("proc/meminfo"), "{message}");
+    }
+}
+
+#[test]
+fn usage_lines() {
+    let tree = tree(&[(
+        "/proc/self/status",
+        "Name:\tx\nVmHWM:\t    5000 kB\nVmRSS:\t    4000 kB\nRssAnon:\t    1000 kB\n\
+         RssFile:\t    2000 kB\nRssShmem:\t     500 kB\nVmSwap:\t      30 kB\n",
+    )]);
+    let expected = Usage {
+        resident_bytes: 4000 << 10,
+        peak_resident_bytes: 5000 << 10,
+        anonymous_bytes: 1000 << 10,
+        file_bytes: 2500 << 10,
+        swap_bytes: 30 << 10,
+    };
+    assert_eq!(usage_below(tree.path()), expected);
+    assert_eq!(usage_below(Path::new("/nonexistent")), Usage::default());
+}
+
+#[test]
+fn vm_stat_output() {
+    let text = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n\
+                Pages free:                               10000.\n\
+                Pages active:                            500000.\n\
+                Pages inactive:                           20000.\n\
+                Pages speculative:                         3000.\n\
+                Pages purgeable:                            400.\n";
+    assert_eq!(vm_stat::available_bytes(text), Some(33400 * 16384));
+    assert_eq!(vm_stat::available_bytes("Pages free: 3."), None);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn this_machine_answers() {
+    let memory = Memory::read().unwrap();
+    assert!(memory.total_bytes >= memory.available_bytes);
+    assert!(memory.budget_bytes() < memory.total_bytes);
+
+    let mut pages = crate::pages::Pages::new(32 << 20).unwrap();
+    pages.prefault();
+    let after = usage();
+    assert!(after.anonymous_bytes >= 32 << 20, "{after:?}");
+    assert!(after.peak_resident_bytes >= after.resident_bytes);
+}

@@ -1,0 +1,17 @@
+//! Llama 2 and 3: full attention and SwiGLU, with all four ways to scale positions.
+
+use crate::blocks::{Attention, Frame, attention, dense, frame};
+use crate::{DecoderSpec, Result, Tensors};
+
+/// The model a Llama config describes.
+pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
+    let frame_of = Frame::from_config(tensors)?;
+    let attention_of = Attention::from_config(tensors, 10_000.0)?;
+    let intermediate = tensors.count("intermediate_size")?;
+    frame(tensors, &frame_of, |_, path| {
+        Ok((
+            attention(tensors, &format!("{path}.self_attn"), &frame_of, &attention_of)?,
+            dense(tensors, &format!("{path}.mlp"), frame_of.hidden, intermediate)?,
+        ))
+    })
+}

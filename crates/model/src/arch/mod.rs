@@ -1,0 +1,43 @@
+//! One file per `model_type`. Each has `spec(tensors) -> DecoderSpec` and little else.
+
+pub mod llama;
+pub mod mistral;
+pub mod mixtral;
+pub mod qwen2;
+pub mod qwen3;
+pub mod qwen3_5;
+pub mod qwen3_5_moe;
+pub mod qwen3_moe;
+pub mod qwen3_next;
+
+use checkpoint::Checkpoint;
+
+use crate::{DecoderSpec, Error, Result, Tensors};
+
+type SpecOf = fn(&Tensors<'_>) -> Result<DecoderSpec>;
+
+/// The architectures there are.
+pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
+    ("llama", llama::spec),
+    ("mistral", mistral::spec),
+    ("mixtral", mixtral::spec),
+    ("qwen2", qwen2::spec),
+    ("qwen3", qwen3::spec),
+    ("qwen3_5", qwen3_5::spec),
+    ("qwen3_5_moe", qwen3_5_moe::spec),
+    ("qwen3_moe", qwen3_moe::spec),
+    ("qwen3_next", qwen3_next::spec),
+];
+
+/// What the model in a checkpoint is made of.
+pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
+    let model_type = checkpoint.config().model_type();
+    let Some((_, spec)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
+        let names: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
+        return Err(Error::UnknownArchitecture {
+            model_type: model_type.into(),
+            supported: names.join(", "),
+        });
+    };
+    spec(&Tensors::new(checkpoint)?)
+}

@@ -1,0 +1,83 @@
+//! One ragged batch serves prefill, decode, verification and several sequences at once.
+
+use compute::Input;
+
+/// The input of one forward pass.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// One row a token, segment after segment.
+    pub rows: Vec<Input>,
+    /// The position of each row in its sequence. (Text: the three streams of M-RoPE are equal.)
+    pub positions: Vec<u32>,
+    /// Which rows belong to which sequence.
+    pub segments: Vec<Segment>,
+    /// Layers whose output hidden states are wanted, for draft heads.
+    pub taps: Vec<usize>,
+}
+
+/// Consecutive rows of one sequence.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Index into the sequences given to the forward pass.
+    pub sequence: usize,
+    /// First row.
+    pub row: usize,
+    /// Number of rows.
+    pub count: usize,
+    /// What the rows are for.
+    pub kind: SegmentKind,
+    /// Which rows' logits are wanted.
+    pub logits: Logits,
+}
+
+/// What a segment is for. It never changes a row's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// Part of a prompt.
+    Prefill,
+    /// The next token.
+    Decode,
+    /// Drafted tokens that are checked.
+    Verify,
+}
+
+/// Which rows of a segment go through the output head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// None: the prompt goes on in the next chunk.
+    None,
+    /// The last row.
+    Last,
+    /// Every row.
+    All,
+}
+
+impl Batch {
+    /// Appends `tokens` of a sequence, the first of them at `position`.
+    pub fn push(
+        &mut self,
+        sequence: usize,
+        position: usize,
+        tokens: &[u32],
+        kind: SegmentKind,
+        logits: Logits,
+    ) {
+        let row = self.rows.len();
+        self.rows.extend(tokens.iter().map(|&token| Input::Token(token)));
+        self.positions.extend((position..position + tokens.len()).map(|p| p as u32));
+        self.segments.push(Segment { sequence, row, count: tokens.len(), kind, logits });
+    }
+
+    /// Rows whose logits are wanted, in order.
+    pub fn logit_rows(&self) -> Vec<usize> {
+        let mut rows = Vec::new();
+        for segment in &self.segments {
+            match segment.logits {
+                Logits::None => {}
+                Logits::Last => rows.push(segment.row + segment.count - 1),
+                Logits::All => rows.extend(segment.row..segment.row + segment.count),
+            }
+        }
+        rows
+    }
+}

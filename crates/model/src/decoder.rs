@@ -1,0 +1,370 @@
+//! The forward pass. Reads top to bottom like the papers: norm, mixer, norm, feed-forward.
+
+use compute::{
+    Activation, AttentionShape, DeltaShape, ExpertBank, KvRun, Linear, Rope, RoutingScheme,
+    SharedExpert, StateRun, Step, Tensor,
+};
+use state::{Memory, Sequence};
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+
+use crate::batch::Batch;
+use crate::load::{Loader, Progress};
+use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::Result;
+
+/// A loaded model, its routed experts excepted: those come from an [`ExpertBank`].
+#[derive(Debug)]
+pub struct Decoder {
+    eps: f32,
+    embed: Linear,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    /// The embedding table serves if `None`.
+    head: Option<Linear>,
+}
+
+/// Tensors a forward pass leaves in the step.
+#[derive(Debug)]
+pub struct Output {
+    /// [rows asked for, vocab]
+    pub logits: Option<Tensor>,
+    /// Hidden states after each tapped layer, [rows, hidden].
+    pub taps: Vec<Tensor>,
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_norm: Vec<f32>,
+    mixer: Mixer,
+    post_norm: Vec<f32>,
+    feed_forward: FeedForward,
+}
+
+#[derive(Debug)]
+enum Mixer {
+    Attention(Box<Attention>),
+    Delta(Box<DeltaNet>),
+}
+
+#[derive(Debug)]
+struct Attention {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    o: Linear,
+    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    gated: bool,
+    rope: Arc<Rope>,
+    window: Option<usize>,
+    scale: f32,
+}
+
+#[derive(Debug)]
+struct DeltaNet {
+    qkv: Linear,
+    z: Linear,
+    b: Linear,
+    a: Linear,
+    out: Linear,
+    shape: DeltaShape,
+    norm: Vec<f32>,
+}
+
+#[derive(Debug)]
+enum FeedForward {
+    Dense { gate: Linear, up: Linear, down: Linear },
+    Moe(Box<Moe>),
+}
+
+#[derive(Debug)]
+struct Moe {
+    router: Linear,
+    experts_per_token: usize,
+    scheme: RoutingScheme,
+    shared: Option<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    router: Option<Linear>,
+}
+
+impl Decoder {
+    /// Loads everything but the routed experts.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        spec: &DecoderSpec,
+        progress: Progress<'_>,
+    ) -> Result<Decoder> {
+        let loader = Loader::new(checkpoint, spec.resident_bytes(), progress);
+        Ok(Decoder {
+            eps: spec.eps,
+            embed: loader.linear(&spec.embed)?,
+            layers: spec.layers.iter().map(|l| Layer::load(&loader, l)).collect::<Result<_>>()?,
+            norm: loader.vector(&spec.norm)?,
+            head: spec.head.as_ref().map(|head| loader.linear(head)).transpose()?,
+        })
+    }
+
+    /// One step of every segment of the batch. The sequences' memory must have been prepared for
+    /// their rows; advancing them afterwards is the caller's.
+    pub fn forward(
+        &self,
+        step: &mut dyn Step,
+        batch: &Batch,
+        bank: Option<&dyn ExpertBank>,
+        memory: &mut Memory,
+        sequences: &[&Sequence],
+    ) -> Result<Output> {
+        let mut taps = Vec::new();
+        let h = step.embed(&self.embed.weight, &batch.rows);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mark = step.mark();
+            // What happened before, in attention or recurrent state.
+            let x = step.norm(h, &layer.input_norm, self.eps);
+            let y = match &layer.mixer {
+                Mixer::Attention(a) => a.forward(step, x, self.eps, index, batch, memory, sequences),
+                Mixer::Delta(d) => d.forward(step, x, self.eps, index, batch, memory, sequences),
+            };
+            step.add(h, y);
+            // What each token makes of it.
+            let x = step.norm(h, &layer.post_norm, self.eps);
+            let y = layer.feed_forward.forward(step, x, index, bank)?;
+            step.add(h, y);
+            step.release(mark);
+            if batch.taps.contains(&index) {
+                let rows: Vec<usize> = (0..batch.rows.len()).collect();
+                taps.push(step.select(h, &rows));
+            }
+        }
+        let rows = batch.logit_rows();
+        if rows.is_empty() {
+            return Ok(Output { logits: None, taps });
+        }
+        let h = step.select(h, &rows);
+        let h = step.norm(h, &self.norm, self.eps);
+        let head = self.head.as_ref().unwrap_or(&self.embed);
+        let logits = step.matmul(h, &[head]).remove(0);
+        Ok(Output { logits: Some(logits), taps })
+    }
+}
+
+impl Attention {
+    fn forward(
+        &self,
+        step: &mut dyn Step,
+        x: Tensor,
+        eps: f32,
+        layer: usize,
+        batch: &Batch,
+        memory: &mut Memory,
+        sequences: &[&Sequence],
+    ) -> Tensor {
+        // Queries (each head followed by its gate, if gated), keys, values.
+        let projected = step.matmul(x, &[&self.q, &self.k, &self.v]);
+        let (mut q, k, v) = (projected[0], projected[1], projected[2]);
+        let mut gate = None;
+        if self.gated {
+            let both = 2 * self.head_dim;
+            gate = Some(step.columns(q, self.head_dim, self.head_dim, both));
+            q = step.columns(q, 0, self.head_dim, both);
+        }
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            step.head_norm(q, q_norm, eps);
+            step.head_norm(k, k_norm, eps);
+        }
+        step.rope(q, self.head_dim, &self.rope, &batch.positions);
+        step.rope(k, self.head_dim, &self.rope, &batch.positions);
+        // Keys and values join the sequences' pages; every row looks at what it may see.
+        let mut arena = 0;
+        let runs: Vec<KvRun<'_>> = batch
+            .segments
+            .iter()
+            .map(|segment| {
+                let table = sequences[segment.sequence].kv(layer);
+                arena = table.arena;
+                KvRun {
+                    row: segment.row,
+                    count: segment.count,
+                    position: batch.positions[segment.row] as usize,
+                    pages: table.pages,
+                    first_block: table.first_block,
+                }
+            })
+            .collect();
+        let shape = AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: self.scale,
+            window: self.window,
+            softcap: None,
+            sinks: None,
+        };
+        let mut o = step.attention(q, k, v, memory.kv_mut(arena), &runs, &shape);
+        if let Some(gate) = gate {
+            o = step.sigmoid_gate(o, gate);
+        }
+        step.matmul(o, &[&self.o]).remove(0)
+    }
+}
+
+impl DeltaNet {
+    fn forward(
+        &self,
+        step: &mut dyn Step,
+        x: Tensor,
+        eps: f32,
+        layer: usize,
+        batch: &Batch,
+        memory: &mut Memory,
+        sequences: &[&Sequence],
+    ) -> Tensor {
+        let projected = step.matmul(x, &[&self.qkv, &self.z, &self.b, &self.a]);
+        let (qkv, z, b, a) = (projected[0], projected[1], projected[2], projected[3]);
+        // Short convolution, then S ← α S + β (v − S k) kᵀ and o = S q, row by row.
+        let mut arena = 0;
+        let runs: Vec<StateRun> = batch
+            .segments
+            .iter()
+            .map(|segment| {
+                let (index, slot) = sequences[segment.sequence].recurrent(layer);
+                arena = index;
+                StateRun { row: segment.row, count: segment.count, slot }
+            })
+            .collect();
+        let o = step.delta(qkv, a, b, &self.shape, memory.recurrent_mut(arena), &runs);
+        let o = step.gated_norm(o, z, &self.norm, eps);
+        step.matmul(o, &[&self.out]).remove(0)
+    }
+}
+
+impl FeedForward {
+    fn forward(
+        &self,
+        step: &mut dyn Step,
+        x: Tensor,
+        layer: usize,
+        bank: Option<&dyn ExpertBank>,
+    ) -> Result<Tensor> {
+        let moe = match self {
+            FeedForward::Dense { gate, up, down } => {
+                let projected = step.matmul(x, &[gate, up]);
+                let hidden = step.glu(projected[0], projected[1], Activation::SwiGlu);
+                return Ok(step.matmul(hidden, &[down]).remove(0));
+            }
+            FeedForward::Moe(moe) => moe,
+        };
+        // The router's logits, and that of the shared expert's gate.
+        let shared_router = moe.shared.as_ref().and_then(|shared| shared.router.as_ref());
+        let linears: Vec<&Linear> = std::iter::once(&moe.router).chain(shared_router).collect();
+        let logits = step.matmul(x, &linears);
+        let routing = step.route(logits[0], moe.experts_per_token, moe.scheme);
+        let shared = moe.shared.as_ref().map(|shared| SharedExpert {
+            gate_proj: &shared.gate.weight,
+            up_proj: &shared.up.weight,
+            down_proj: &shared.down.weight,
+            gate: logits.get(1).copied(),
+        });
+        let bank = bank.expect("a model with experts is given a bank");
+        Ok(step.moe(layer, x, routing, bank, shared)?)
+    }
+}
+
+impl Layer {
+    fn load(loader: &Loader<'_>, spec: &LayerSpec) -> Result<Layer> {
+        Ok(Layer {
+            input_norm: loader.vector(&spec.input_norm)?,
+            mixer: Mixer::load(loader, &spec.mixer)?,
+            post_norm: loader.vector(&spec.post_norm)?,
+            feed_forward: FeedForward::load(loader, &spec.feed_forward)?,
+        })
+    }
+}
+
+impl Mixer {
+    fn load(loader: &Loader<'_>, spec: &MixerSpec) -> Result<Mixer> {
+        match spec {
+            MixerSpec::Attention(a) => Ok(Mixer::Attention(Box::new(Attention {
+                heads: a.heads,
+                kv_heads: a.kv_heads,
+                head_dim: a.head_dim,
+                q: loader.linear(&a.q)?,
+                k: loader.linear(&a.k)?,
+                v: loader.linear(&a.v)?,
+                o: loader.linear(&a.o)?,
+                qk_norm: match &a.qk_norm {
+                    Some((q, k)) => Some((loader.vector(q)?, loader.vector(k)?)),
+                    None => None,
+                },
+                gated: a.gated,
+                rope: Arc::clone(&a.rope),
+                window: a.window,
+                scale: a.scale,
+            }))),
+            MixerSpec::Delta(d) => {
+                let channels = d.channels();
+                let stored = loader.vector(&d.conv)?; // [channels, taps]
+                let mut conv_weight = vec![0.0; stored.len()]; // [taps, channels]
+                for channel in 0..channels {
+                    for tap in 0..d.taps {
+                        conv_weight[tap * channels + channel] = stored[channel * d.taps + tap];
+                    }
+                }
+                let decay = loader.vector(&d.a_log)?.iter().map(|a| -a.exp()).collect();
+                Ok(Mixer::Delta(Box::new(DeltaNet {
+                    qkv: loader.linear(&d.qkv)?,
+                    z: loader.linear(&d.z)?,
+                    b: loader.linear(&d.b)?,
+                    a: loader.linear(&d.a)?,
+                    out: loader.linear(&d.out)?,
+                    shape: DeltaShape {
+                        key_heads: d.key_heads,
+                        value_heads: d.value_heads,
+                        key_dim: d.key_dim,
+                        value_dim: d.value_dim,
+                        taps: d.taps,
+                        conv_weight,
+                        decay,
+                        dt_bias: loader.vector(&d.dt_bias)?,
+                    },
+                    norm: loader.vector(&d.norm)?,
+                })))
+            }
+        }
+    }
+}
+
+impl FeedForward {
+    fn load(loader: &Loader<'_>, spec: &FeedForwardSpec) -> Result<FeedForward> {
+        match spec {
+            FeedForwardSpec::Dense { gate, up, down } => Ok(FeedForward::Dense {
+                gate: loader.linear(gate)?,
+                up: loader.linear(up)?,
+                down: loader.linear(down)?,
+            }),
+            FeedForwardSpec::Moe(moe) => Ok(FeedForward::Moe(Box::new(Moe {
+                router: loader.linear(&moe.router)?,
+                experts_per_token: moe.experts_per_token,
+                scheme: moe.scheme,
+                shared: match &moe.shared {
+                    Some(shared) => Some(Shared {
+                        gate: loader.linear(&shared.gate)?,
+                        up: loader.linear(&shared.up)?,
+                        down: loader.linear(&shared.down)?,
+                        router: shared.router.as_ref().map(|r| loader.linear(r)).transpose()?,
+                    }),
+                    None => None,
+                },
+            }))),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What can be wrong with a model.
+
+/// Errors of the model crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No architecture of that name.
+    #[error("model_type `{model_type}` is not supported (supported: {supported})")]
+    UnknownArchitecture {
+        /// What config.json says.
+        model_type: String,
+        /// What there is.
+        supported: String,
+    },
+    /// A config value that this architecture cannot have.
+    #[error("config.json: `{key}` is {got}, expected {expected}")]
+    Config {
+        /// The key.
+        key: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// The checkpoint cannot be read or lacks something.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The backend failed.
+    #[error(transparent)]
+    Compute(#[from] compute::Error),
+    /// No room for a sequence's state.
+    #[error(transparent)]
+    State(#[from] state::Error),
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,27 @@
+//! Architectures: from a checkpoint's config and tensor names to a forward pass.
+//!
+//! `arch/` has one file per `model_type`; each turns a config into a [`DecoderSpec`], plain data that
+//! says which weights there are and how the blocks are put together. [`Decoder`] loads a spec and
+//! runs it. Nothing here reads quantised bytes or knows whether an expert is in memory or on a disk.
+
+#![forbid(unsafe_code)]
+
+pub mod arch;
+mod batch;
+mod blocks;
+mod decoder;
+mod error;
+mod load;
+mod rope;
+mod spec;
+mod tensors;
+
+pub use batch::{Batch, Logits, Segment, SegmentKind};
+pub use decoder::{Decoder, Output};
+pub use error::{Error, Result};
+pub use load::{Progress, resident_bank};
+pub use spec::{
+    AttentionSpec, DecoderSpec, DeltaSpec, FeedForwardSpec, LayerSpec, LinearSpec, MixerSpec,
+    MoeSpec, SharedSpec, VectorSpec,
+};
+pub use tensors::Tensors;

@@ -1,0 +1,194 @@
+//! From a spec to weights in memory: positioned reads straight into huge pages, no copy between.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use checkpoint::{Checkpoint, Dtype, Encoding as Stored, LinearSlice, Projection, Span};
+use compute::{Encoding, Float, Linear, ResidentBank, Weight};
+use machine::pages::Pages;
+
+use crate::spec::{DecoderSpec, LinearSpec, VectorSpec};
+use crate::{Error, Result};
+
+/// Is told how many of how many bytes are loaded.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// Reads weights and counts bytes.
+pub(crate) struct Loader<'a> {
+    checkpoint: &'a Checkpoint,
+    total_bytes: u64,
+    loaded_bytes: AtomicU64,
+    progress: Progress<'a>,
+}
+
+impl<'a> Loader<'a> {
+    pub(crate) fn new(checkpoint: &'a Checkpoint, total_bytes: u64, progress: Progress<'a>) -> Self {
+        Loader { checkpoint, total_bytes, loaded_bytes: AtomicU64::new(0), progress }
+    }
+
+    /// A vector as f32.
+    pub(crate) fn vector(&self, spec: &VectorSpec) -> Result<Vec<f32>> {
+        let mut values = self.checkpoint.read_f32(&spec.tensor)?;
+        if spec.plus != 0.0 {
+            values.iter_mut().for_each(|value| *value += spec.plus);
+        }
+        self.count(spec.tensor.len_bytes);
+        Ok(values)
+    }
+
+    /// A weight matrix in memory of its own.
+    pub(crate) fn linear(&self, spec: &LinearSpec) -> Result<Linear> {
+        let first = &spec.slices[0];
+        let (rows, cols) = (spec.rows(), first.in_features);
+        let encoding = encoding(first.encoding);
+        let bytes = encoding.matrix_bytes(rows, cols);
+        let mut memory = allocate(bytes)?;
+        self.read_matrix(&mut memory[..bytes], rows, &spec.slices)?;
+        let bias = self.bias(spec)?;
+        Ok(Linear { weight: Weight::new(Arc::new(memory), 0, rows, cols, encoding), bias })
+    }
+
+    fn bias(&self, spec: &LinearSpec) -> Result<Option<Vec<f32>>> {
+        let Some(tensor) = &spec.bias else { return Ok(None) };
+        let whole = self.checkpoint.read_f32(tensor)?;
+        let rows = spec.ranges.iter().flat_map(|&(first, count)| &whole[first..first + count]);
+        Ok(Some(rows.copied().collect()))
+    }
+
+    /// Codes of all slices, then scales, then biases: the layout of [`Weight`].
+    fn read_matrix(&self, out: &mut [u8], rows: usize, slices: &[LinearSlice]) -> Result<()> {
+        let encoding = encoding(slices[0].encoding);
+        let cols = slices[0].in_features;
+        let codes = rows * encoding.row_bytes(cols);
+        let scales = rows * encoding.scale_bytes(cols);
+        let (code_part, rest) = out.split_at_mut(codes);
+        let (scale_part, bias_part) = rest.split_at_mut(scales);
+        type Part = fn(&LinearSlice) -> Option<Span>;
+        let parts: [(&mut [u8], Part); 3] = [
+            (code_part, |s| Some(s.weight)),
+            (scale_part, |s| s.scales),
+            (bias_part, |s| s.biases),
+        ];
+        for (part, span_of) in parts {
+            let mut at = 0;
+            for span in slices.iter().filter_map(span_of) {
+                let len = span.len_bytes as usize;
+                self.checkpoint.read_span(span, &mut part[at..at + len])?;
+                self.count(span.len_bytes);
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&self, bytes: u64) {
+        let loaded = self.loaded_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        (self.progress)(loaded.min(self.total_bytes), self.total_bytes);
+    }
+}
+
+/// All experts of a model in memory.
+pub fn resident_bank(
+    checkpoint: &Checkpoint,
+    spec: &DecoderSpec,
+    progress: Progress<'_>,
+) -> Result<Option<ResidentBank>> {
+    let Some((_, first)) = spec.moe_layers().next() else { return Ok(None) };
+    let loader = Loader::new(checkpoint, spec.expert_bytes(), progress);
+    let mut layers: Vec<Vec<[Weight; 3]>> = (0..spec.layers.len()).map(|_| Vec::new()).collect();
+    for (layer, moe) in spec.moe_layers() {
+        let layout = &moe.experts;
+        let shape = |projection| match projection {
+            Projection::Down => (spec.hidden, moe.intermediate),
+            Projection::Gate | Projection::Up => (moe.intermediate, spec.hidden),
+        };
+        let sizes = Projection::ALL.map(|projection| {
+            let (rows, cols) = shape(projection);
+            encoding(layout.encoding(projection)).matrix_bytes(rows, cols)
+        });
+        let record: usize = sizes.iter().sum();
+        let mut memory = allocate(record * layout.experts())?;
+        let records: Vec<&mut [u8]> =
+            memory[..record * layout.experts()].chunks_exact_mut(record).collect();
+        parallel(records, |expert, out| {
+            let mut at = 0;
+            for (projection, size) in Projection::ALL.into_iter().zip(sizes) {
+                let slice = layout.slice(expert, projection);
+                loader.read_matrix(&mut out[at..at + size], slice.out_features, &[slice])?;
+                at += size;
+            }
+            Ok(())
+        })?;
+        let memory = Arc::new(memory);
+        layers[layer] = (0..layout.experts())
+            .map(|expert| {
+                let mut at = expert * record;
+                let mut index = 0;
+                Projection::ALL.map(|projection| {
+                    let (rows, cols) = shape(projection);
+                    let encoding = encoding(layout.encoding(projection));
+                    let weight = Weight::new(Arc::clone(&memory), at, rows, cols, encoding);
+                    at += sizes[index];
+                    index += 1;
+                    weight
+                })
+            })
+            .collect();
+    }
+    Ok(Some(ResidentBank::new(first.intermediate, first.activation, layers)))
+}
+
+/// Runs `f` for each item on a few threads; reading is a wait as much as it is work.
+fn parallel<T: Send>(items: Vec<T>, f: impl Fn(usize, T) -> Result<()> + Sync) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).clamp(1, 8);
+    let next = AtomicUsize::new(0);
+    let items: Vec<std::sync::Mutex<Option<T>>> =
+        items.into_iter().map(|item| std::sync::Mutex::new(Some(item))).collect();
+    std::thread::scope(|scope| {
+        let work = || -> Result<()> {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(item) = items.get(index) else { return Ok(()) };
+                let item = item.lock().ok().and_then(|mut slot| slot.take());
+                if let Some(item) = item {
+                    f(index, item)?;
+                }
+            }
+        };
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let mut outcome = Ok(());
+        for thread in threads {
+            match thread.join() {
+                Ok(result) => outcome = outcome.and(result),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        outcome
+    })
+}
+
+fn allocate(bytes: usize) -> Result<Pages> {
+    Pages::new(bytes.max(1)).map_err(|source| {
+        Error::Compute(compute::Error::Memory { what: "weights", bytes, source })
+    })
+}
+
+/// The kernels' word for a stored encoding.
+fn encoding(stored: Stored) -> Encoding {
+    match stored {
+        Stored::F32 => Encoding::Dense(Float::F32),
+        Stored::F16 => Encoding::Dense(Float::F16),
+        Stored::BF16 => Encoding::Dense(Float::Bf16),
+        Stored::Affine { bits, group, scale } => {
+            let scale = match scale {
+                Dtype::F16 => Float::F16,
+                Dtype::BF16 => Float::Bf16,
+                _ => Float::F32,
+            };
+            Encoding::Affine { bits, group, scale }
+        }
+        Stored::Mxfp4 => Encoding::Mxfp4,
+        Stored::Mxfp8 => Encoding::Mxfp8,
+        Stored::Nvfp4 => Encoding::Nvfp4,
+    }
+}

@@ -1,0 +1,333 @@
+//! What a model is made of, as data: found from the config and the tensor headers, nothing read.
+//!
+//! The planner adds up a spec's bytes; the loader turns it into a [`crate::Decoder`]. Where a file
+//! stores rows in another order than the block wants them, the spec lists the ranges to gather.
+
+use std::sync::Arc;
+
+use checkpoint::{ExpertLayout, LinearSlice, Tensor};
+use compute::{Activation, Rope, RoutingScheme};
+use state::{LayerKind, Layout};
+
+use crate::Result;
+
+/// A whole decoder.
+#[derive(Clone, Debug)]
+pub struct DecoderSpec {
+    /// The `model_type` it was made from.
+    pub model_type: String,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Rows of the embedding table.
+    pub vocab: usize,
+    /// Epsilon of every RMS norm.
+    pub eps: f32,
+    /// Longest context the model was made for.
+    pub context: usize,
+    /// [vocab, hidden]
+    pub embed: LinearSpec,
+    /// In order.
+    pub layers: Vec<LayerSpec>,
+    /// The last norm.
+    pub norm: VectorSpec,
+    /// The output head; the embedding table if `None`.
+    pub head: Option<LinearSpec>,
+}
+
+/// Norm, mixer, norm, feed-forward, with a residual around each half.
+#[derive(Clone, Debug)]
+pub struct LayerSpec {
+    /// Before the mixer.
+    pub input_norm: VectorSpec,
+    /// What mixes positions.
+    pub mixer: MixerSpec,
+    /// Before the feed-forward.
+    pub post_norm: VectorSpec,
+    /// What works on each position alone.
+    pub feed_forward: FeedForwardSpec,
+}
+
+/// How a layer mixes positions.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a layer; a box would only obscure it")]
+pub enum MixerSpec {
+    /// Softmax attention.
+    Attention(AttentionSpec),
+    /// Gated delta net.
+    Delta(DeltaSpec),
+}
+
+/// Softmax attention.
+#[derive(Clone, Debug)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Dimensions of a head.
+    pub head_dim: usize,
+    /// Queries; twice as many rows if `gated`: query and gate alternate head by head.
+    pub q: LinearSpec,
+    /// Keys.
+    pub k: LinearSpec,
+    /// Values.
+    pub v: LinearSpec,
+    /// Output projection.
+    pub o: LinearSpec,
+    /// Norms of each query and key head.
+    pub qk_norm: Option<(VectorSpec, VectorSpec)>,
+    /// Whether the output is multiplied with `sigmoid(gate)`.
+    pub gated: bool,
+    /// Rotation of queries and keys.
+    pub rope: Arc<Rope>,
+    /// Keys a position sees, its own included.
+    pub window: Option<usize>,
+    /// What scores are multiplied with.
+    pub scale: f32,
+}
+
+/// Gated delta net.
+#[derive(Clone, Debug)]
+pub struct DeltaSpec {
+    /// Key (and query) heads.
+    pub key_heads: usize,
+    /// Value heads.
+    pub value_heads: usize,
+    /// Dimensions of a key head.
+    pub key_dim: usize,
+    /// Dimensions of a value head.
+    pub value_dim: usize,
+    /// Taps of the convolution.
+    pub taps: usize,
+    /// All queries, all keys, all values.
+    pub qkv: LinearSpec,
+    /// The output gate.
+    pub z: LinearSpec,
+    /// Writing strength.
+    pub b: LinearSpec,
+    /// Decay.
+    pub a: LinearSpec,
+    /// Output projection.
+    pub out: LinearSpec,
+    /// [channels, taps], with an axis of one somewhere.
+    pub conv: VectorSpec,
+    /// [value_heads]
+    pub a_log: VectorSpec,
+    /// [value_heads]
+    pub dt_bias: VectorSpec,
+    /// [value_dim]
+    pub norm: VectorSpec,
+}
+
+impl DeltaSpec {
+    /// Channels of the convolution.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Floats a sequence remembers in this layer.
+    pub fn state_floats(&self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim + (self.taps - 1) * self.channels()
+    }
+}
+
+/// What works on each position alone.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a layer; a box would only obscure it")]
+pub enum FeedForwardSpec {
+    /// One gated layer for all tokens.
+    Dense {
+        /// [intermediate, hidden]
+        gate: LinearSpec,
+        /// [intermediate, hidden]
+        up: LinearSpec,
+        /// [hidden, intermediate]
+        down: LinearSpec,
+    },
+    /// Routed experts.
+    Moe(MoeSpec),
+}
+
+/// Routed experts, perhaps with a shared one.
+#[derive(Clone, Debug)]
+pub struct MoeSpec {
+    /// [experts, hidden]
+    pub router: LinearSpec,
+    /// Where the experts lie.
+    pub experts: ExpertLayout,
+    /// Experts each token uses.
+    pub experts_per_token: usize,
+    /// Width of an expert's hidden layer.
+    pub intermediate: usize,
+    /// How logits become weights.
+    pub scheme: RoutingScheme,
+    /// How gate and up meet.
+    pub activation: Activation,
+    /// An expert every token uses.
+    pub shared: Option<SharedSpec>,
+}
+
+/// The expert every token uses.
+#[derive(Clone, Debug)]
+pub struct SharedSpec {
+    /// [intermediate, hidden]
+    pub gate: LinearSpec,
+    /// [intermediate, hidden]
+    pub up: LinearSpec,
+    /// [hidden, intermediate]
+    pub down: LinearSpec,
+    /// [1, hidden]: scales its output by `sigmoid`.
+    pub router: Option<LinearSpec>,
+}
+
+/// A weight matrix: rows gathered from one or more ranges of a stored one.
+#[derive(Clone, Debug)]
+pub struct LinearSpec {
+    /// All with the same encoding and columns.
+    pub slices: Vec<LinearSlice>,
+    /// The ordinary bias of the stored matrix.
+    pub bias: Option<Tensor>,
+    /// The rows the slices are: (first, count) each.
+    pub ranges: Vec<(usize, usize)>,
+}
+
+impl LinearSpec {
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.slices.iter().map(|slice| slice.out_features).sum()
+    }
+
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.slices.iter().map(LinearSlice::bytes).sum()
+    }
+}
+
+/// A vector that is loaded as f32; `plus` is added to each value.
+#[derive(Clone, Debug)]
+pub struct VectorSpec {
+    /// Where it lies.
+    pub tensor: Tensor,
+    /// 1 for norms stored minus one.
+    pub plus: f32,
+}
+
+impl DecoderSpec {
+    /// What a sequence remembers, layer by layer.
+    pub fn layout(&self) -> Result<Layout> {
+        let kind = |layer: &LayerSpec| match &layer.mixer {
+            MixerSpec::Attention(a) => {
+                LayerKind::Kv { kv_heads: a.kv_heads, head_dim: a.head_dim, window: a.window }
+            }
+            MixerSpec::Delta(d) => LayerKind::Recurrent { floats: d.state_floats() },
+        };
+        Ok(Layout::new(self.layers.iter().map(kind).collect())?)
+    }
+
+    /// The layers with routed experts.
+    pub fn moe_layers(&self) -> impl Iterator<Item = (usize, &MoeSpec)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| match &layer.feed_forward {
+            FeedForwardSpec::Moe(moe) => Some((index, moe)),
+            FeedForwardSpec::Dense { .. } => None,
+        })
+    }
+
+    /// Bytes of all routed experts.
+    pub fn expert_bytes(&self) -> u64 {
+        self.moe_layers().map(|(_, moe)| moe.experts.bytes()).sum()
+    }
+
+    /// Bytes of everything every token needs: all weights but the routed experts.
+    pub fn resident_bytes(&self) -> u64 {
+        let own = self.embed.bytes() + vector(&self.norm);
+        own + self.head.as_ref().map_or(0, LinearSpec::bytes)
+            + self.layers.iter().map(LayerSpec::resident_bytes).sum::<u64>()
+    }
+
+    /// Bytes of weights one token's forward pass reads: all but unused experts and embedding rows.
+    pub fn bytes_per_token(&self) -> u64 {
+        let head = self.head.as_ref().unwrap_or(&self.embed).bytes();
+        let row = self.embed.bytes() / self.vocab.max(1) as u64;
+        let layers: u64 = self.layers.iter().map(LayerSpec::resident_bytes).sum();
+        let experts: u64 = self
+            .moe_layers()
+            .map(|(_, moe)| moe.experts.bytes_per_expert() * moe.experts_per_token as u64)
+            .sum();
+        head + row + vector(&self.norm) + layers + experts
+    }
+
+    /// Parameters in all, and those one token uses.
+    pub fn parameters(&self) -> (u64, u64) {
+        let linear = |l: &LinearSpec| -> u64 {
+            l.slices.iter().map(|s| (s.out_features * s.in_features) as u64).sum()
+        };
+        let (mut all, mut active) = (0, 0);
+        all += linear(&self.embed) + self.head.as_ref().map_or(0, linear);
+        active += linear(self.head.as_ref().unwrap_or(&self.embed));
+        for layer in &self.layers {
+            let dense: u64 = layer.linears().iter().map(|l| linear(l)).sum();
+            all += dense;
+            active += dense;
+            if let FeedForwardSpec::Moe(moe) = &layer.feed_forward {
+                let expert = 3 * (self.hidden * moe.intermediate) as u64;
+                all += expert * moe.experts.experts() as u64;
+                active += expert * moe.experts_per_token as u64;
+            }
+        }
+        (all, active)
+    }
+
+    /// Floats of activations one row needs at most, for the arena.
+    pub fn activation_floats(&self) -> usize {
+        let layer = |layer: &LayerSpec| {
+            let outputs: usize = layer.linears().iter().map(|l| l.rows()).sum();
+            let experts = match &layer.feed_forward {
+                FeedForwardSpec::Moe(moe) => (moe.experts_per_token + 3) * self.hidden,
+                FeedForwardSpec::Dense { gate, .. } => gate.rows(),
+            };
+            // Queries and gates are split, values normed: at most twice the projections.
+            2 * outputs + experts + 6 * self.hidden
+        };
+        self.layers.iter().map(layer).max().unwrap_or(0) + 4 * self.hidden
+    }
+}
+
+impl LayerSpec {
+    /// Its weight matrices, routed experts excepted.
+    pub fn linears(&self) -> Vec<&LinearSpec> {
+        let mut all = match &self.mixer {
+            MixerSpec::Attention(a) => vec![&a.q, &a.k, &a.v, &a.o],
+            MixerSpec::Delta(d) => vec![&d.qkv, &d.z, &d.b, &d.a, &d.out],
+        };
+        match &self.feed_forward {
+            FeedForwardSpec::Dense { gate, up, down } => all.extend([gate, up, down]),
+            FeedForwardSpec::Moe(moe) => {
+                all.push(&moe.router);
+                if let Some(shared) = &moe.shared {
+                    all.extend([&shared.gate, &shared.up, &shared.down]);
+                    all.extend(&shared.router);
+                }
+            }
+        }
+        all
+    }
+
+    /// Bytes of all but the routed experts.
+    pub fn resident_bytes(&self) -> u64 {
+        let linears: u64 = self.linears().iter().map(|l| l.bytes()).sum();
+        let vectors = match &self.mixer {
+            MixerSpec::Attention(a) => {
+                a.qk_norm.as_ref().map_or(0, |(q, k)| vector(q) + vector(k))
+            }
+            MixerSpec::Delta(d) => {
+                vector(&d.conv) + vector(&d.a_log) + vector(&d.dt_bias) + vector(&d.norm)
+            }
+        };
+        linears + vectors + vector(&self.input_norm) + vector(&self.post_norm)
+    }
+}
+
+/// Vectors are kept as f32.
+fn vector(spec: &VectorSpec) -> u64 {
+    spec.tensor.elements() as u64 * 4
+}

@@ -1,0 +1,257 @@
+//! The memory of all sequences: one arena for each shape of layer, and who may write what.
+//!
+//! [`Memory::prepare`] is the only place where pages and slots are taken or copied; a forward pass after it only
+//! writes what the sequence owns. Sequences live outside, so that a step can borrow an arena mutably together with
+//! the page lists of several sequences.
+//! Invariant: a refused operation changes nothing.
+
+use std::sync::Arc;
+
+use compute::memory::{KvArena, KvFormat, RecurrentArena, page_bytes, slot_bytes};
+
+use crate::pool::{Lease, Pool};
+use crate::sequence::Copy;
+use crate::{Capacity, Error, LayerKind, LayerState, Layout, Pages, Result, Sequence, Slot};
+
+/// All arenas of a model, sized once.
+#[derive(Debug)]
+pub struct Memory {
+    layers: Vec<Place>,
+    kv: Vec<Arena<KvArena>>,
+    recurrent: Vec<Arena<RecurrentArena>>,
+}
+
+/// Where a layer keeps its state.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Kv { arena: usize, window: Option<usize> },
+    Recurrent { arena: usize },
+    Shared(usize),
+}
+
+#[derive(Debug)]
+struct Arena<A> {
+    bytes: A,
+    pool: Arc<Pool>,
+}
+
+impl Memory {
+    /// Maps [`Layout::memory_bytes`]: an arena for each distinct `(kv_heads, head_dim)` and for each distinct size of
+    /// recurrent state.
+    pub fn new(layout: &Layout, format: KvFormat, capacity: &Capacity) -> Result<Memory> {
+        let mut kv_shapes: Vec<((usize, usize), usize)> = Vec::new(); // (kv_heads, head_dim), pages
+        let mut recurrent_shapes: Vec<(usize, usize)> = Vec::new(); // floats, slots
+        let place = |kind: &LayerKind| match *kind {
+            LayerKind::Kv { kv_heads, head_dim, window } => {
+                let pages = capacity.pages(window);
+                let arena = add_shape(&mut kv_shapes, (kv_heads, head_dim), pages);
+                Place::Kv { arena, window }
+            }
+            LayerKind::Recurrent { floats } => {
+                let arena = add_shape(&mut recurrent_shapes, floats, capacity.slots());
+                Place::Recurrent { arena }
+            }
+            LayerKind::Shared(target) => Place::Shared(target),
+        };
+        let layers = layout.layers().iter().map(place).collect();
+
+        let map_kv = |&((kv_heads, head_dim), count): &((usize, usize), usize)| {
+            let capacity = id_count("KV pages", count)?;
+            let bytes = KvArena::new(format, kv_heads, head_dim, count).map_err(|source| {
+                let bytes = page_bytes(format, kv_heads, head_dim).saturating_mul(count);
+                Error::Map { what: "KV pages", bytes, source: source.into() }
+            })?;
+            Ok(Arena { bytes, pool: Pool::new(capacity) })
+        };
+        let map_recurrent = |&(floats, count): &(usize, usize)| {
+            let capacity = id_count("recurrent slots", count)?;
+            let bytes = RecurrentArena::new(floats, count).map_err(|source| {
+                let bytes = slot_bytes(floats).saturating_mul(count);
+                Error::Map { what: "recurrent slots", bytes, source: source.into() }
+            })?;
+            Ok(Arena { bytes, pool: Pool::new(capacity) })
+        };
+        let kv = kv_shapes.iter().map(map_kv).collect::<Result<_>>()?;
+        let recurrent = recurrent_shapes.iter().map(map_recurrent).collect::<Result<_>>()?;
+        Ok(Memory { layers, kv, recurrent })
+    }
+
+    /// An empty sequence. It takes its recurrent slots, zeroed, and no pages yet.
+    pub fn sequence(&mut self) -> Result<Sequence> {
+        let mut slots = vec![0; self.recurrent.len()];
+        for place in &self.layers {
+            if let Place::Recurrent { arena } = *place {
+                slots[arena] += 1;
+            }
+        }
+        let mut slots = self.take_slots(&slots)?;
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for place in &self.layers {
+            layers.push(match *place {
+                Place::Kv { arena, window } => {
+                    let page_bytes = self.kv[arena].bytes.page_bytes();
+                    LayerState::Kv(Pages::new(arena, page_bytes, window))
+                }
+                Place::Recurrent { arena } => {
+                    let bytes = &mut self.recurrent[arena].bytes;
+                    let slot = Slot::new(arena, bytes.slot_bytes(), &mut slots[arena]);
+                    bytes.slot_mut(slot.id()).fill(0.0);
+                    LayerState::Recurrent(slot)
+                }
+                Place::Shared(target) => LayerState::Shared(target),
+            });
+        }
+        Ok(Sequence { layers, len: 0, prepared: 0 })
+    }
+
+    /// Makes room for `count` more positions and makes everything they will write belong to this sequence alone.
+    /// If pages or slots run out, nothing is changed.
+    pub fn prepare(&mut self, sequence: &mut Sequence, count: usize) -> Result<()> {
+        let copies = self.own(sequence, count)?;
+        self.copy(&copies);
+        Ok(())
+    }
+
+    /// The bookkeeping of [`Memory::prepare`]: says which contents have to be copied.
+    fn own(&self, sequence: &mut Sequence, count: usize) -> Result<Vec<Copy>> {
+        assert_eq!(sequence.layers.len(), self.layers.len(), "a sequence of another model");
+        let mut copies = Vec::new();
+        if count == 0 {
+            sequence.prepared = 0;
+            return Ok(copies);
+        }
+        let (len, end) = (sequence.len, sequence.len.saturating_add(count));
+
+        let mut pages = vec![0; self.kv.len()];
+        let mut slots = vec![0; self.recurrent.len()];
+        for state in &sequence.layers {
+            match state {
+                LayerState::Kv(layer) => pages[layer.arena()] += layer.missing(len, end),
+                LayerState::Recurrent(slot) => slots[slot.arena()] += slot.missing(),
+                LayerState::Shared(_) => {}
+            }
+        }
+        let mut pages = self.take_pages(&pages)?;
+        let mut slots = self.take_slots(&slots)?;
+
+        // Nothing can fail from here on.
+        for state in &mut sequence.layers {
+            match state {
+                LayerState::Kv(layer) => {
+                    layer.grow(len, end, &mut pages[layer.arena()], &mut copies);
+                }
+                LayerState::Recurrent(slot) => slot.own(&mut slots[slot.arena()], &mut copies),
+                LayerState::Shared(_) => {}
+            }
+        }
+        sequence.prepared = count;
+        Ok(copies)
+    }
+
+    fn copy(&mut self, copies: &[Copy]) {
+        for copy in copies {
+            match *copy {
+                Copy::Page { arena, from, to } => self.kv_mut(arena).copy_page(from, to),
+                Copy::Slot { arena, from, to } => self.recurrent_mut(arena).copy(from, to),
+            }
+        }
+    }
+
+    /// `counts[i]` pages of arena `i`, or none at all.
+    fn take_pages(&self, counts: &[usize]) -> Result<Vec<std::vec::IntoIter<Lease>>> {
+        let take = |(arena, &needed): (&Arena<KvArena>, &usize)| {
+            let leases = arena.pool.take(needed);
+            Ok(leases.map_err(|free| Error::OutOfPages { needed, free })?.into_iter())
+        };
+        self.kv.iter().zip(counts).map(take).collect()
+    }
+
+    /// `counts[i]` slots of arena `i`, or none at all.
+    fn take_slots(&self, counts: &[usize]) -> Result<Vec<std::vec::IntoIter<Lease>>> {
+        let take = |(arena, &needed): (&Arena<RecurrentArena>, &usize)| {
+            let leases = arena.pool.take(needed);
+            Ok(leases.map_err(|free| Error::OutOfSlots { needed, free })?.into_iter())
+        };
+        self.recurrent.iter().zip(counts).map(take).collect()
+    }
+
+    /// Pages of one shape; the index is [`PageTable::arena`](crate::PageTable::arena).
+    pub fn kv(&self, arena: usize) -> &KvArena {
+        &self.kv[arena].bytes
+    }
+
+    /// Pages of one shape, for the step that appends to them.
+    pub fn kv_mut(&mut self, arena: usize) -> &mut KvArena {
+        &mut self.kv[arena].bytes
+    }
+
+    /// Slots of one size; the index comes with [`Sequence::recurrent`].
+    pub fn recurrent(&self, arena: usize) -> &RecurrentArena {
+        &self.recurrent[arena].bytes
+    }
+
+    /// Slots of one size, for the step that updates them.
+    pub fn recurrent_mut(&mut self, arena: usize) -> &mut RecurrentArena {
+        &mut self.recurrent[arena].bytes
+    }
+
+    /// How many KV arenas there are.
+    pub fn kv_count(&self) -> usize {
+        self.kv.len()
+    }
+
+    /// How many recurrent arenas there are.
+    pub fn recurrent_count(&self) -> usize {
+        self.recurrent.len()
+    }
+
+    /// Pages of a KV arena that nobody holds.
+    pub fn free_pages(&self, arena: usize) -> usize {
+        self.kv[arena].pool.free()
+    }
+
+    /// Slots of a recurrent arena that nobody holds.
+    pub fn free_slots(&self, arena: usize) -> usize {
+        self.recurrent[arena].pool.free()
+    }
+
+    /// Bytes of all arenas.
+    pub fn bytes(&self) -> usize {
+        let kv = self.kv.iter().map(|arena| arena.bytes.page_count() * arena.bytes.page_bytes());
+        let recurrent = self.recurrent.iter();
+        let recurrent = recurrent.map(|arena| arena.bytes.slot_count() * arena.bytes.slot_bytes());
+        kv.chain(recurrent).sum()
+    }
+
+    /// Bytes of the pages and slots that nobody holds.
+    pub fn free_bytes(&self) -> usize {
+        let kv = self.kv.iter().map(|arena| arena.pool.free() * arena.bytes.page_bytes());
+        let recurrent = self.recurrent.iter();
+        let recurrent = recurrent.map(|arena| arena.pool.free() * arena.bytes.slot_bytes());
+        kv.chain(recurrent).sum()
+    }
+
+    /// Makes all of it resident now.
+    pub fn prefault(&mut self) {
+        self.kv.iter_mut().for_each(|arena| arena.bytes.prefault());
+        self.recurrent.iter_mut().for_each(|arena| arena.bytes.prefault());
+    }
+}
+
+/// Index of the arena of this shape, which grows by `count`.
+fn add_shape<S: PartialEq>(shapes: &mut Vec<(S, usize)>, shape: S, count: usize) -> usize {
+    let index = shapes.iter().position(|(known, _)| *known == shape).unwrap_or_else(|| {
+        shapes.push((shape, 0));
+        shapes.len() - 1
+    });
+    shapes[index].1 = shapes[index].1.saturating_add(count);
+    index
+}
+
+fn id_count(what: &'static str, count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| Error::TooMany { what, count })
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

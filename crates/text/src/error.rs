@@ -1,0 +1,85 @@
+//! The one error type of this crate. Each variant carries the facts a person needs to act on it:
+//! which file, which message, which line of the template.
+
+/// What can go wrong between strings and tokens.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // === Tokenizer ===
+    /// `tokenizer.json` is not a tokenizer the `tokenizers` crate can read.
+    #[error("tokenizer.json cannot be read: {reason}")]
+    TokenizerFile {
+        /// What the tokenizers crate said.
+        reason: String,
+    },
+    /// Text could not be turned into tokens.
+    #[error("text of {bytes} bytes cannot be encoded: {reason}")]
+    Encode {
+        /// Length of the text.
+        bytes: usize,
+        /// What the tokenizers crate said.
+        reason: String,
+    },
+    /// Tokens could not be turned into text.
+    #[error("{tokens} tokens cannot be decoded: {reason}")]
+    Decode {
+        /// How many tokens were decoded together.
+        tokens: usize,
+        /// What the tokenizers crate said.
+        reason: String,
+    },
+
+    // === Files ===
+    /// A JSON file of the model does not parse.
+    #[error("{file} is not valid JSON")]
+    Json {
+        /// Name of the file inside the model's folder.
+        file: &'static str,
+        /// Where it stops being JSON.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A text file of the model is not UTF-8.
+    #[error("{file} is not UTF-8")]
+    Utf8 {
+        /// Name of the file inside the model's folder.
+        file: &'static str,
+    },
+
+    // === Chat templates ===
+    /// The chat template does not parse.
+    #[error("the chat template does not parse: {reason}")]
+    TemplateSyntax {
+        /// What the template engine said, with the line.
+        reason: String,
+    },
+    /// The chat template failed on this conversation.
+    #[error("the chat template failed: {reason}")]
+    TemplateRender {
+        /// What the template engine said, with the line.
+        reason: String,
+    },
+    /// The template itself refused the conversation with `raise_exception`.
+    #[error("the chat template refuses this conversation: {message}")]
+    TemplateRaised {
+        /// The template author's words.
+        message: String,
+    },
+    /// The template ran longer or wrote more than any honest template does.
+    #[error("the chat template exceeded its limit of {limit}")]
+    TemplateLimit {
+        /// Which limit, in words.
+        limit: &'static str,
+    },
+    /// A message cannot be given to a template.
+    #[error("message {index}: {reason}")]
+    Message {
+        /// Position in the conversation, from 0.
+        index: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A result whose error is this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,213 @@
+//! Separates what a model thinks from what it says, while the text is still arriving.
+//!
+//! Thinking models write `<think>…</think>` before the answer. Whether the output starts inside is
+//! decided by the prompt: its last opening marker stands after its last closing one. A tail that may be
+//! the beginning of a marker is held back. Newlines right after a marker belong to neither side.
+//! Thinking opens only before the first word of the answer: later markers are the model's own words.
+
+/// One stretch of output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Segment {
+    /// Thinking.
+    Reasoning(String),
+    /// The answer.
+    Content(String),
+}
+
+/// Incremental splitter of one answer.
+#[derive(Debug, Clone)]
+pub struct ReasoningSplitter {
+    open: String,
+    close: String,
+    state: State,
+    /// Text not emitted yet: white space before a possible marker, or a marker's beginning.
+    held: String,
+    /// A marker has just passed: newlines are dropped until something else comes.
+    trim_newlines: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing but white space so far: thinking may still open.
+    Start,
+    Reasoning,
+    Content,
+}
+
+impl ReasoningSplitter {
+    /// A splitter for `<think>` and `</think>`, started as the prompt leaves it.
+    pub fn for_prompt(prompt: &str) -> Self {
+        Self::with_markers(prompt, "<think>", "</think>")
+    }
+
+    /// The same for other markers, such as Gemma's `<|channel>thought` and `<channel|>`.
+    pub fn with_markers(prompt: &str, open: &str, close: &str) -> Self {
+        let inside = match (prompt.rfind(open), prompt.rfind(close)) {
+            (Some(opened), Some(closed)) => opened > closed,
+            (opened, None) => opened.is_some(),
+            (None, Some(_)) => false,
+        };
+        // The prompt may end with the opening marker itself, its newline left to the model.
+        let trim_newlines = inside && prompt.trim_end_matches('\n').ends_with(open);
+        Self {
+            open: open.to_owned(),
+            close: close.to_owned(),
+            state: if inside { State::Reasoning } else { State::Start },
+            held: String::new(),
+            trim_newlines,
+        }
+    }
+
+    /// Whether the next text would be thinking.
+    pub fn is_reasoning(&self) -> bool {
+        self.state == State::Reasoning
+    }
+
+    /// Takes the next text and returns the segments that are certain, in order.
+    pub fn push(&mut self, text: &str) -> Vec<Segment> {
+        self.held.push_str(text);
+        let mut segments = Vec::new();
+        loop {
+            if self.trim_newlines {
+                let kept = self.held.trim_start_matches('\n').len();
+                self.held.drain(..self.held.len() - kept);
+                self.trim_newlines = self.held.is_empty();
+            }
+            match self.state {
+                State::Start => {
+                    let visible = self.held.trim_start();
+                    if visible.starts_with(&self.open) {
+                        let rest = visible[self.open.len()..].to_owned();
+                        self.held = rest;
+                        (self.state, self.trim_newlines) = (State::Reasoning, true);
+                    } else if self.open.starts_with(visible) {
+                        return segments;
+                    } else {
+                        self.state = State::Content;
+                    }
+                }
+                State::Reasoning => {
+                    let Some(at) = self.held.find(&self.close) else {
+                        let safe = self.held.len() - partial_marker_length(&self.held, &self.close);
+                        let rest = self.held.split_off(safe);
+                        self.emit(&mut segments, rest);
+                        return segments;
+                    };
+                    let rest = self.held.split_off(at)[self.close.len()..].to_owned();
+                    self.emit(&mut segments, rest);
+                    (self.state, self.trim_newlines) = (State::Content, true);
+                }
+                State::Content => {
+                    self.emit(&mut segments, String::new());
+                    return segments;
+                }
+            }
+        }
+    }
+
+    /// Ends the answer: what was held back was no marker after all.
+    pub fn finish(&mut self) -> Vec<Segment> {
+        let mut segments = Vec::new();
+        self.emit(&mut segments, String::new());
+        segments
+    }
+
+    /// Emits all that is held and holds `rest` instead.
+    fn emit(&mut self, segments: &mut Vec<Segment>, rest: String) {
+        let text = std::mem::replace(&mut self.held, rest);
+        if !text.is_empty() {
+            segments.push(match self.state {
+                State::Reasoning => Segment::Reasoning(text),
+                State::Start | State::Content => Segment::Content(text),
+            });
+        }
+    }
+}
+
+/// Length of the longest tail of `text` that `marker` begins with.
+fn partial_marker_length(text: &str, marker: &str) -> usize {
+    (1..marker.len().min(text.len() + 1))
+        .rev()
+        .find(|&length| {
+            marker.is_char_boundary(length) && text.ends_with(&marker[..length])
+        })
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
+        let mut splitter = ReasoningSplitter::for_prompt(prompt);
+        let mut segments: Vec<Segment> = pieces.iter().flat_map(|piece| splitter.push(piece)).collect();
+        segments.extend(splitter.finish());
+        let (mut reasoning, mut content) = (String::new(), String::new());
+        for segment in segments {
+            match segment {
+                Segment::Reasoning(text) => {
+                    assert!(content.is_empty(), "thinking after the answer");
+                    reasoning.push_str(&text);
+                }
+                Segment::Content(text) => content.push_str(&text),
+            }
+        }
+        (reasoning, content)
+    }
+
+    #[track_caller]
+    fn check(prompt: &str, pieces: &[&str], expect: (&str, &str)) {
+        let (reasoning, content) = split(prompt, pieces);
+        assert_eq!((reasoning.as_str(), content.as_str()), expect);
+    }
+
+    #[test]
+    fn the_prompt_decides_the_start() {
+        check("…assistant\n<think>\n", &["so…\n</think>\n\nyes"], ("so…\n", "yes"));
+        check("…assistant\n<think>\n\n</think>\n\n", &["yes"], ("", "yes"));
+        check("no markers", &["<think>\nso\n</think>\n\nyes"], ("so\n", "yes"));
+        check("<think>old</think> … <think>", &["\nnew</think>a"], ("new", "a"));
+    }
+
+    #[test]
+    fn markers_across_pieces() {
+        check("<think>", &["a<", "/thi", "nk>\n", "\nb"], ("a", "b"));
+        check("<think>", &["a</thin", "g> b"], ("a</thing> b", ""));
+        check("", &["\n", "<th", "ink>", "\n", "a</think>b"], ("a", "b"));
+        check("", &["<thi", "s is text"], ("", "<this is text"));
+        check("<think>", &["never closed </th"], ("never closed </th", ""));
+        check("", &["  \n"], ("", "  \n"));
+    }
+
+    #[test]
+    fn markers_inside_the_answer_are_words() {
+        check("", &["Use <think>tags</think>."], ("", "Use <think>tags</think>."));
+        check("<think>", &["a</think>b</think><think>c"], ("a", "b</think><think>c"));
+    }
+
+    proptest! {
+        #[test]
+        fn splitting_is_invariant_to_cuts(
+            inside: bool,
+            parts in prop::collection::vec(
+                prop_oneof![Just("<think>"), Just("</think>"), Just("\n"), Just("<"), Just("</th"), Just("é"), Just("ab ")],
+                0..10,
+            ),
+            cuts in prop::collection::vec(0usize..60, 0..10),
+        ) {
+            let prompt = if inside { "<think>" } else { "" };
+            let text = parts.concat();
+            let mut cuts: Vec<usize> =
+                cuts.into_iter().filter(|&cut| text.is_char_boundary(cut)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+            prop_assert_eq!(split(prompt, &pieces), split(prompt, &[&text]));
+            // Nothing is lost but markers and the newlines after them.
+            let (reasoning, content) = split(prompt, &pieces);
+            let kept = |text: &str| text.chars().filter(|&c| c == 'é' || c == 'a').count();
+            prop_assert_eq!(kept(&reasoning) + kept(&content), kept(&text));
+        }
+    }
+}

