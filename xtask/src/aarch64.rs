@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::stages::{Outcome, run_tests};
+use crate::stages::{Outcome, Stage, run_tests};
 use crate::tally::Tally;
 use crate::workspace::{Workspace, ask, find_program};
 
@@ -57,7 +57,7 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<Outcome> {
     cargo.env(format!("{prefix}_LINKER"), way.linker);
     cargo.env(format!("{prefix}_RUNNER"), way.runner);
     cargo.env(format!("{prefix}_RUSTFLAGS"), way.rust_flags);
-    run_tests(workspace, &mut cargo, tally)?;
+    run_tests(workspace, Stage::Aarch64, &mut cargo, tally)?;
     Ok(Outcome::Passed)
 }
 

@@ -89,7 +89,7 @@ impl Stage {
                 if options.long {
                     cargo.env("MILLSTREAM_LONG_TESTS", "1");
                 }
-                run_tests(workspace, &mut cargo, tally)?;
+                run_tests(workspace, self, &mut cargo, tally)?;
             }
             Stage::Doc => {
                 cargo.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
@@ -107,6 +107,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
     let mut tally = Tally::default();
     let mut lines = Vec::new();
     let mut failed = false;
+    let run_start = Instant::now();
     for stage in &options.stages {
         let name = stage.name();
         println!("=== {name}");
@@ -136,6 +137,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         }
     }
     println!("=== summary");
+    lines.push(summary_line("all", run_start.elapsed(), if failed { "FAILED" } else { "ok" }));
     for line in lines {
         println!("{line}");
     }
@@ -166,11 +168,12 @@ fn need_component(program: &str) -> Result<()> {
 /// Runs a `cargo test` and counts. Everything it says goes to a log; what matters is shown.
 pub(crate) fn run_tests(
     workspace: &Workspace,
+    stage: Stage,
     command: &mut Command,
     tally: &mut Tally,
 ) -> Result<()> {
     let (passed_before, failed_before) = (tally.passed, tally.failed);
-    let log_path = workspace.target.join("xtask-test.log");
+    let log_path = workspace.target.join(format!("xtask-{}.log", stage.name()));
     let log_error = || format!("cannot write {}", log_path.display());
     let mut log = std::fs::File::create(&log_path).with_context(log_error)?;
     command.args(["--", "--show-output"]).stdin(Stdio::null()).stdout(Stdio::piped());

@@ -1,4 +1,7 @@
-//! A named tensor and where its bytes lie. Row-major, at any byte offset: nothing is aligned.
+//! A named tensor and where its bytes lie.
+//!
+//! Row-major and at any byte offset: safetensors aligns nothing, so a reader with demands on
+//! alignment reads the aligned range around a [`Span`] and looks inside it.
 
 use crate::Dtype;
 

@@ -1,4 +1,7 @@
 //! What is odd about a checkpoint but does not stop it from being used.
+//!
+//! Nothing is printed here. Each warning names what was promised and what was found, and is given
+//! once, however often the tensor is asked for.
 
 use std::fmt;
 

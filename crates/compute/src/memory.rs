@@ -96,6 +96,35 @@ pub(crate) enum KvBlock<'a> {
     },
 }
 
+impl<'a> KvBlock<'a> {
+    /// The bytes of K.
+    #[inline(always)]
+    pub(crate) fn k_bytes(&self) -> &'a [u8] {
+        match *self {
+            KvBlock::F16 { k, .. } => bytemuck::cast_slice(k),
+            KvBlock::F32 { k, .. } => bytemuck::cast_slice(k),
+        }
+    }
+
+    /// The bytes of V, which follow those of K.
+    #[inline(always)]
+    pub(crate) fn v_bytes(&self) -> &'a [u8] {
+        match *self {
+            KvBlock::F16 { v, .. } => bytemuck::cast_slice(v),
+            KvBlock::F32 { v, .. } => bytemuck::cast_slice(v),
+        }
+    }
+
+    /// Bytes of [`BLOCK`] values.
+    #[inline(always)]
+    pub(crate) fn row_bytes(&self) -> usize {
+        match self {
+            KvBlock::F16 { .. } => BLOCK * size_of::<u16>(),
+            KvBlock::F32 { .. } => BLOCK * size_of::<f32>(),
+        }
+    }
+}
+
 /// Width in memory of the V panel that starts at `column`.
 #[inline(always)]
 pub(crate) fn panel_width(head_dim: usize, column: usize) -> usize {
@@ -196,7 +225,14 @@ impl KvArena {
             }
             // SAFETY: the caller's promise.
             unsafe {
-                write_columns(start, slot, self.head_dim, column, &k_bits[..count], &v_bits[..count]);
+                write_columns(
+                    start,
+                    slot,
+                    self.head_dim,
+                    column,
+                    &k_bits[..count],
+                    &v_bits[..count],
+                );
             }
         }
     }
@@ -465,6 +501,7 @@ unsafe impl Send for RowsMut<'_> {}
 
 impl<'a> RowsMut<'a> {
     /// `data` starts at the first row's first element; the last row may be cut after `width`.
+    #[cfg(test)]
     pub(crate) fn new(data: &'a mut [f32], stride: usize, width: usize) -> RowsMut<'a> {
         assert!(width <= stride);
         let len = data.len();
@@ -503,9 +540,7 @@ impl<'a> RowsMut<'a> {
     pub(crate) fn row(&mut self, index: usize) -> &mut [f32] {
         assert!(index < self.count);
         // SAFETY: the row is in range, and the constructor's contract makes it ours alone.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.start.add(index * self.stride), self.width)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(index * self.stride), self.width) }
     }
 
     /// Copies one row over another.
@@ -522,7 +557,6 @@ impl<'a> RowsMut<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::activation::testing::Random;
 
     /// Element (slot, dimension) of K and V, by the layout's definition.
     fn element(block: &KvBlock<'_>, head_dim: usize, slot: usize, d: usize) -> (f32, f32) {
@@ -539,7 +573,7 @@ mod tests {
 
     #[test]
     fn written_positions_are_read_back_and_neighbours_keep_theirs() {
-        let mut random = Random::new(11);
+        let mut seed = 11u32;
         for format in [KvFormat::F16, KvFormat::F32] {
             for head_dim in [8, 16, 40, 64, 80, 128, 256] {
                 let kv_heads = 2;
@@ -547,7 +581,11 @@ mod tests {
                 let row = kv_heads * head_dim;
                 // Multiples of 1/8 below 16 are exact in f16.
                 let mut values = |count: usize| -> Vec<f32> {
-                    (0..count).map(|_| random.below(256) as f32 / 8.0 - 16.0).collect()
+                    let mut next = || {
+                        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                        (seed >> 24) as f32 / 8.0 - 16.0
+                    };
+                    (0..count).map(|_| next()).collect()
                 };
                 let (k, v) = (values(BLOCK * row), values(BLOCK * row));
                 for slot in 0..BLOCK {

@@ -35,6 +35,15 @@ pub enum Error {
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// A checkpoint that cannot be talked to.
+    #[error("the checkpoint has no tokenizer.json")]
+    NoTokenizer,
+    /// Text and tokens do not come together.
+    #[error(transparent)]
+    Text(#[from] text::Error),
+    /// No token could be chosen.
+    #[error(transparent)]
+    Sampling(#[from] crate::SampleError),
     /// An instruction set that this machine lacks.
     #[error("this machine cannot run {isa} kernels")]
     Isa {

@@ -5,10 +5,18 @@
 
 #![forbid(unsafe_code)]
 
+mod dialect;
+mod engine;
 mod error;
 mod options;
+mod plan;
 mod runner;
+mod sampler;
 
+pub use dialect::{Dialect, Heard, Listener, Prompt};
+pub use engine::{Engine, Event, FinishReason, Request, RequestId, Usage};
 pub use error::{Error, Result};
 pub use options::Options;
+pub use plan::{Plan, PlanRequest, Row};
 pub use runner::Runner;
+pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};

@@ -270,7 +270,7 @@ impl Pages {
     fn release_window(&mut self, len: usize, keep: usize) {
         let Some(window) = self.window else { return };
         let reach = window.saturating_add(keep).saturating_add(BLOCK);
-        let first_block = len.saturating_sub(window) / BLOCK;
+        let first_block = len.saturating_sub(reach) / BLOCK;
         // A sequence that was truncated may already start later.
         let old = first_block.saturating_sub(self.first_block);
         self.ids.drain(..old);

@@ -246,7 +246,8 @@ mod tests {
     #[test]
     fn the_first_space_is_stripped_once() {
         assert!(matches!(llama().scheme(), Scheme::Sentencepiece { strip_start: 1, .. }));
-        for ids in [&[257, 257][..], &[264, 256, 256], &[259, 257], &[0x20, 0x20, 257], &[258, 256]] {
+        for ids in [&[257, 257][..], &[264, 256, 256], &[259, 257], &[0x20, 0x20, 257], &[258, 256]]
+        {
             check(&llama(), ids, true);
         }
         assert!(matches!(metaspace().scheme(), Scheme::Other));

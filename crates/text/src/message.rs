@@ -116,10 +116,10 @@ pub(crate) fn normalise(messages: &[Value]) -> Result<Vec<Value>> {
         .iter()
         .enumerate()
         .map(|(index, message)| {
-            let mut message = message.as_object().cloned().ok_or_else(|| Error::Message {
-                index,
-                reason: "not a JSON object".to_owned(),
-            })?;
+            let mut message = message
+                .as_object()
+                .cloned()
+                .ok_or_else(|| Error::Message { index, reason: "not a JSON object".to_owned() })?;
             if !message.get("role").is_some_and(Value::is_string) {
                 return Err(Error::Message { index, reason: "has no role".to_owned() });
             }
@@ -206,7 +206,8 @@ mod tests {
     fn broken_messages_are_named_by_position() {
         let error = normalise(&[json!({"role": "user"}), json!("text")]).unwrap_err();
         assert_eq!(error.to_string(), "message 1: not a JSON object");
-        let bad = json!({"role": "assistant", "tool_calls": [{"function": {"arguments": "{oops"}}]});
+        let bad =
+            json!({"role": "assistant", "tool_calls": [{"function": {"arguments": "{oops"}}]});
         assert!(normalise(&[bad]).unwrap_err().to_string().starts_with("message 0: arguments"));
     }
 }

@@ -128,9 +128,7 @@ impl ReasoningSplitter {
 fn partial_marker_length(text: &str, marker: &str) -> usize {
     (1..marker.len().min(text.len() + 1))
         .rev()
-        .find(|&length| {
-            marker.is_char_boundary(length) && text.ends_with(&marker[..length])
-        })
+        .find(|&length| marker.is_char_boundary(length) && text.ends_with(&marker[..length]))
         .unwrap_or(0)
 }
 
@@ -141,7 +139,8 @@ mod tests {
 
     fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
         let mut splitter = ReasoningSplitter::for_prompt(prompt);
-        let mut segments: Vec<Segment> = pieces.iter().flat_map(|piece| splitter.push(piece)).collect();
+        let mut segments: Vec<Segment> =
+            pieces.iter().flat_map(|piece| splitter.push(piece)).collect();
         segments.extend(splitter.finish());
         let (mut reasoning, mut content) = (String::new(), String::new());
         for segment in segments {

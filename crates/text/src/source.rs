@@ -63,15 +63,19 @@ pub(crate) fn read_json(
     read: &impl Fn(&str) -> Option<Vec<u8>>,
 ) -> Result<Option<Value>> {
     read(file)
-        .map(|bytes| {
-            serde_json::from_slice(&bytes).map_err(|source| Error::Json { file, source })
-        })
+        .map(|bytes| serde_json::from_slice(&bytes).map_err(|source| Error::Json { file, source }))
         .transpose()
 }
 
 fn special_tokens(config: &Value) -> Map<String, Value> {
     const NAMES: [&str; 7] = [
-        "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
     ];
     NAMES
         .into_iter()
@@ -137,7 +141,8 @@ pub(crate) mod tests {
 
     #[test]
     fn tokens_are_strings_or_objects() {
-        let config = json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null});
+        let config =
+            json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null});
         let expect = json!({"bos_token": "<s>", "eos_token": "</s>"});
         assert_eq!(Value::Object(special_tokens(&config)), expect);
     }

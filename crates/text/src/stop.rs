@@ -47,7 +47,8 @@ pub fn eos_ids(
     let config = read_json("tokenizer_config.json", &read)?.unwrap_or_default();
     ids.extend(token_text(&config["eos_token"]).and_then(|eos| tokenizer.token_to_id(eos)));
 
-    let special_id = |token: &str| tokenizer.token_to_id(token).filter(|&id| tokenizer.is_special(id));
+    let special_id =
+        |token: &str| tokenizer.token_to_id(token).filter(|&id| tokenizer.is_special(id));
     ids.extend(DOCUMENT_ENDS.into_iter().filter_map(special_id));
     let template = TemplateFiles::find(&read)?;
     // In gpt-oss `<|end|>` ends a message and the turn goes on; `<|return|>` gives it away.

@@ -7,11 +7,18 @@
 //! Templates are untrusted: instructions, recursion and output are limited, and a render has a
 //! thread of its own, so that neither a deep value nor a panic reaches the engine.
 //!
-//! Known differences from Jinja2: `schema.items` without a call gives the item of that name, not the
-//! method; a float joined with `~` or `join` prints in Rust's form (`1e+16` as `10000000000000000.0`);
-//! `%` formats only where its left side is a string literal; integers beyond 64 bits in JSON become
-//! floats; generators print as lists; methods of the sandboxed environment that change a list or a
-//! dict fail in both, with other words; memory of intermediate values is bounded only by fuel.
+//! # Known differences from Jinja2
+//! `KNOWN_DIFFERENCES` and `LENIENCES` in `tests/templates.rs` hold those that a comparison shows.
+//! - A float joined with `~` prints plain digits where Python has an exponent (from 1e16, below 1e-4).
+//! - `%` formats only after a string literal; a string times a negative number fails.
+//! - `schema.items` without a call is the item of that name, not the method.
+//! - We render where Jinja2 fails: a loop over `none` is empty, generators are lists (`tojson`, printing,
+//!   `length`), `1 in 'a1'` compares text, `{% do %}` exists.
+//! - `varargs` and `kwargs` in macros, `namespace(dict, key=…)`, `cycler`, `lipsum` and filters made for
+//!   pages (`truncate`, `center`, `wordcount`, `wordwrap`, `urlize`, `xmlattr`) are missing; `escape` has
+//!   other entities.
+//! - Integers beyond 64 bits in JSON become floats; `strftime_now` is UTC unless the caller says otherwise.
+//! - Memory of intermediate values is bounded by fuel alone.
 
 mod content;
 mod filters;
@@ -41,8 +48,10 @@ const FUEL_PER_MESSAGE: u64 = 5_000;
 /// Bytes one render may write, beyond four times its input.
 const OUTPUT_LIMIT_BYTES: usize = 64 << 20;
 const RECURSION_LIMIT: usize = 100;
-/// Only touched pages cost memory. A value nested once every few instructions must still be dropped
-/// without overflowing the stack: 500,000 instructions nest about 80,000 deep.
+/// The largest published template has 17 KB.
+const SOURCE_LIMIT_BYTES: usize = 256 << 10;
+/// Only touched pages cost memory. The engine drops values recursively: within its fuel a template nests
+/// one about 80,000 deep.
 const STACK_BYTES: usize = 256 << 20;
 
 const DEFAULT_NAME: &str = "default";
@@ -81,13 +90,19 @@ impl ChatTemplate {
     /// Compiles what [`TemplateFiles::find`] found in a model's files.
     pub fn from_files(files: &TemplateFiles) -> Result<Self> {
         let mut environment = environment()?;
-        let sources = [(DEFAULT_NAME, Some(&files.default)), (TOOL_USE_NAME, files.tool_use.as_ref())];
+        let sources =
+            [(DEFAULT_NAME, Some(&files.default)), (TOOL_USE_NAME, files.tool_use.as_ref())];
         for (name, source) in sources {
-            if let Some(source) = source {
-                environment
-                    .add_template_owned(name, syntax::rewrite(source))
-                    .map_err(|error| Error::TemplateSyntax { reason: error.to_string() })?;
+            let Some(source) = source else { continue };
+            if source.len() > SOURCE_LIMIT_BYTES {
+                return Err(Error::TemplateLimit { limit: "source bytes" });
             }
+            let rewritten = syntax::rewrite(source)?;
+            on_large_stack(|| {
+                environment
+                    .add_template_owned(name, rewritten)
+                    .map_err(|error| Error::TemplateSyntax { reason: error.to_string() })
+            })?;
         }
         Ok(Self {
             environment,
@@ -109,7 +124,8 @@ impl ChatTemplate {
         let tool_use = self.has_tool_use && !request.tools.is_empty();
         let name = if tool_use { TOOL_USE_NAME } else { DEFAULT_NAME };
         let now_unix_s = request.now_unix_s.unwrap_or_else(time::now_unix_s);
-        let tools = if request.tools.is_empty() { Value::Null } else { request.tools.clone().into() };
+        let tools =
+            if request.tools.is_empty() { Value::Null } else { request.tools.clone().into() };
 
         let mut variables = Map::new();
         variables.insert("messages".to_owned(), Value::Array(request.messages.clone()));
@@ -132,31 +148,22 @@ impl ChatTemplate {
         message_count: usize,
         now_unix_s: i64,
     ) -> Result<String> {
-        let work = || {
+        on_large_stack(|| {
             let mut environment = self.environment.clone();
-            let fuel = FUEL_BASE + FUEL_PER_MESSAGE * message_count as u64;
-            environment.set_fuel(Some(fuel));
+            environment.set_fuel(Some(FUEL_BASE + FUEL_PER_MESSAGE * message_count as u64));
             environment.add_function("strftime_now", move |format: &str| {
                 time::strftime(format, now_unix_s)
             });
-            let template = environment.get_template(name).map_err(render_error)?;
+            let template = environment.get_template(name).map_err(|error| render_error(&error))?;
             let context = JinjaValue::from_pairs(
                 variables.into_iter().map(|(name, value)| (name, JinjaValue::from(Serde(value)))),
             );
             let mut output = LimitedOutput { bytes: Vec::new() };
-            template.render_captured_to(context, &mut output).map_err(render_error)?;
+            template
+                .render_captured_to(context, &mut output)
+                .map_err(|error| render_error(&error))?;
             String::from_utf8(output.bytes)
                 .map_err(|error| Error::TemplateRender { reason: error.to_string() })
-        };
-        thread::scope(|scope| {
-            let worker = thread::Builder::new()
-                .name("chat-template".to_owned())
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, work)
-                .map_err(|error| Error::TemplateRender { reason: error.to_string() })?;
-            worker.join().unwrap_or_else(|_| {
-                Err(Error::TemplateRender { reason: "the template engine panicked".to_owned() })
-            })
         })
     }
 
@@ -164,6 +171,20 @@ impl ChatTemplate {
     fn abilities(&self) -> Abilities {
         *self.abilities.get_or_init(|| Abilities::probe(self))
     }
+}
+
+/// Runs the engine where neither deep recursion nor a panic of its own can take the process down.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let worker = thread::Builder::new()
+            .name("chat-template".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, work)
+            .map_err(|error| Error::TemplateRender { reason: error.to_string() })?;
+        worker.join().unwrap_or_else(|_| {
+            Err(Error::TemplateRender { reason: "the template engine panicked".to_owned() })
+        })
+    })
 }
 
 fn environment() -> Result<Environment<'static>> {
@@ -190,8 +211,8 @@ fn raise_exception(message: &JinjaValue) -> std::result::Result<JinjaValue, mini
         .with_source(Raised(message)))
 }
 
-fn render_error(error: minijinja::Error) -> Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+fn render_error(error: &minijinja::Error) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
             return Error::TemplateRaised { message: message.clone() };
@@ -227,5 +248,144 @@ impl io::Write for LimitedOutput {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Message;
+    use serde_json::json;
+
+    fn render(source: &str) -> Result<String> {
+        let template = ChatTemplate::new(source, Some("<s>"), None)?;
+        template.render(&ChatRequest::new([Message::new("user", "hi")]))
+    }
+
+    #[track_caller]
+    fn check(source: &str, expect: &str) {
+        assert_eq!(render(source).unwrap(), expect);
+    }
+
+    #[test]
+    fn variables_are_those_of_transformers() {
+        check("{{ bos_token }}{{ eos_token is defined }}{{ tools is none }}", "<s>FalseTrue");
+        check("{{ enable_thinking is defined }}{{ add_generation_prompt }}", "FalseTrue");
+        check("{{ messages[0].content }}{{ strftime_now('%Y')|length }}", "hi4");
+    }
+
+    #[test]
+    fn kwargs_win() {
+        let template = ChatTemplate::new("{{ bos_token }}{{ effort }}", Some("<s>"), None).unwrap();
+        let kwargs = json!({"bos_token": "x", "effort": "high"}).as_object().unwrap().clone();
+        let request = ChatRequest { kwargs, ..ChatRequest::default() };
+        assert_eq!(template.render(&request).unwrap(), "xhigh");
+    }
+
+    #[test]
+    fn the_tool_template_is_used_with_tools() {
+        let files = TemplateFiles {
+            default: "default".to_owned(),
+            tool_use: Some("{{ tools|length }} tools".to_owned()),
+            special_tokens: Map::new(),
+        };
+        let template = ChatTemplate::from_files(&files).unwrap();
+        let mut request = ChatRequest::new([Message::new("user", "hi")]);
+        assert_eq!(template.render(&request).unwrap(), "default");
+        request.tools = vec![json!({"name": "f"})];
+        assert_eq!(template.render(&request).unwrap(), "1 tools");
+    }
+
+    /// Parts and text reach a template in the form it shows.
+    #[test]
+    fn content_is_converted_to_what_the_template_takes() {
+        let parts = json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
+        let text = json!({"role": "user", "content": "ab"});
+        let text_only = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        let parts_only =
+            "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}";
+        let either = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+            {% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
+        for source in [text_only, parts_only, either] {
+            let template = ChatTemplate::new(source, None, None).unwrap();
+            for message in [&parts, &text] {
+                let rendered = template.render(&ChatRequest::new([message.clone()])).unwrap();
+                assert_eq!(rendered, "ab", "{source} with {message}");
+            }
+        }
+        let image = json!({"role": "user", "content": [{"type": "image_url"}]});
+        let template = ChatTemplate::new(text_only, None, None).unwrap();
+        let error = template.render(&ChatRequest::new([image])).unwrap_err();
+        assert!(error.to_string().contains("takes text only"), "{error}");
+    }
+
+    #[test]
+    fn null_beside_tool_calls_never_prints() {
+        let message = json!({"role": "assistant", "content": null,
+            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]});
+        let prints = "{% for m in messages %}[{{ m.content }}]{{ m.tool_calls[0].function.name }}{% endfor %}";
+        let asks = "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}";
+        for (source, expect) in [(prints, "[]f"), (asks, "f")] {
+            let template = ChatTemplate::new(source, None, None).unwrap();
+            let rendered = template.render(&ChatRequest::new([message.clone()])).unwrap();
+            assert_eq!(rendered, expect);
+        }
+    }
+
+    #[test]
+    fn errors_say_what_and_where() {
+        let syntax = ChatTemplate::new("a\n{% if %}", None, None).unwrap_err();
+        assert!(
+            matches!(&syntax, Error::TemplateSyntax { reason } if reason.contains(":2")),
+            "{syntax}"
+        );
+        let raised = render("{{ raise_exception('only ' ~ 1) }}").unwrap_err();
+        assert!(matches!(&raised, Error::TemplateRaised { message } if message == "only 1"));
+        // Through a macro and a capture as well.
+        let source = "{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{% set x %}{{ m() }}{% endset %}";
+        assert!(
+            matches!(render(source), Err(Error::TemplateRaised { message }) if message == "deep")
+        );
+        assert!(matches!(render("{{ missing.x }}"), Err(Error::TemplateRender { .. })));
+    }
+
+    #[test]
+    fn hostile_templates_end() {
+        let endless =
+            "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+        assert!(matches!(render(endless), Err(Error::TemplateLimit { limit: "instructions" })));
+        let wide = "{% for a in range(9999) %}{{ 'x' * 1000000 }}{% endfor %}";
+        assert!(matches!(render(wide), Err(Error::TemplateLimit { limit: "output bytes" })));
+        let recursion = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
+        assert!(matches!(render(recursion), Err(Error::TemplateRender { .. })));
+        // A value nested as deep as the fuel allows is printed as an error and dropped without a crash.
+        let nested = "{% set n = namespace(x=[]) %}{% for a in range(99000) %}{% set n.x = [n.x] %}{% endfor %}";
+        for source in [
+            nested.to_owned(),
+            format!("{nested}{{{{ n.x }}}}"),
+            format!("{nested}{{{{ n.x|tojson }}}}"),
+        ] {
+            assert!(render(&source).is_err() || source == nested);
+        }
+    }
+
+    #[test]
+    fn hostile_sources_compile_or_fail() {
+        let deep = format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000));
+        assert!(render(&deep).is_err());
+        // That these end without a crash is the test: some are errors, some render.
+        for link in ["+1", "~a", ".b", "|string", "[a", " if a else a", " and a", "(a", "[a]"] {
+            for count in [450, SOURCE_LIMIT_BYTES / link.len() - 8] {
+                let _ = render(&format!("{{{{ a{} }}}}", link.repeat(count)));
+            }
+        }
+        for link in ["-", "not ", "[", "{", "{{", "{% if a %}", "{% for a in a %}", "{% set a %}"] {
+            for count in [450, SOURCE_LIMIT_BYTES / link.len() - 8] {
+                let _ = render(&format!("{{{{ {} }}}}", link.repeat(count)));
+                let _ = render(&link.repeat(count));
+            }
+        }
+        let long = "a".repeat(SOURCE_LIMIT_BYTES + 1);
+        assert!(matches!(render(&long), Err(Error::TemplateLimit { limit: "source bytes" })));
     }
 }

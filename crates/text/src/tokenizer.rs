@@ -51,7 +51,8 @@ impl Tokenizer {
         let scheme = Scheme::of(&inner);
         let added = inner.get_added_vocabulary().get_added_tokens_decoder();
         let last_added = added.keys().max().map_or(0, |&id| id as usize + 1);
-        let last_model = inner.get_model().get_vocab().values().max().map_or(0, |&id| id as usize + 1);
+        let last_model =
+            inner.get_model().get_vocab().values().max().map_or(0, |&id| id as usize + 1);
         let vocab_size = last_added.max(last_model);
         Ok(Self { shared: Arc::new(Shared { inner, scheme, vocab_size }) })
     }
@@ -92,9 +93,8 @@ impl Tokenizer {
 
     /// Whether the file marks this token as special: control, not text.
     pub fn is_special(&self, id: u32) -> bool {
-        self.decoder_token(id).is_some_and(|token| {
-            self.shared.inner.get_added_vocabulary().is_special_token(&token)
-        })
+        self.decoder_token(id)
+            .is_some_and(|token| self.shared.inner.get_added_vocabulary().is_special_token(&token))
     }
 
     /// The raw bytes one token contributes to the decoded text, wherever it stands: half a character
@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn byte_alphabet_covers_every_byte_once() {
-        let mut bytes: Vec<u8> = (0..0x200u32).filter_map(char::from_u32).filter_map(byte_of_character).collect();
+        let mut bytes: Vec<u8> =
+            (0..0x200u32).filter_map(char::from_u32).filter_map(byte_of_character).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
         assert_eq!(byte_level_bytes("Ġthe"), b" the");
@@ -256,7 +257,8 @@ mod tests {
         let tokenizer = pebble();
         let text = "Grüße, 世界! 👩‍👩‍👧 <think>\n\tfn main() {}</think>";
         let ids = tokenizer.encode(text, false).unwrap();
-        let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap()).collect();
+        let bytes: Vec<u8> =
+            ids.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap()).collect();
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
         assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
     }

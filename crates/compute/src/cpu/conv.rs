@@ -52,8 +52,7 @@ fn filter_row<const TAPS: usize>(
     out: &mut [f32],
 ) {
     let n = out.len();
-    let x: [&[f32]; TAPS] =
-        std::array::from_fn(|j| &virtual_row(u, state, TAPS - 1, r + j)[..n]);
+    let x: [&[f32]; TAPS] = std::array::from_fn(|j| &virtual_row(u, state, TAPS - 1, r + j)[..n]);
     let w: [&[f32]; TAPS] = std::array::from_fn(|j| &weight.row(j)[..n]);
     for c in 0..n {
         let mut y = 0.0;
@@ -105,7 +104,9 @@ mod tests {
         for r in 0..rows {
             for c in 0..channels {
                 let y: f64 = (0..taps)
-                    .map(|j| f64::from(weight[j * channels + c]) * f64::from(u[(r + j) * channels + c]))
+                    .map(|j| {
+                        f64::from(weight[j * channels + c]) * f64::from(u[(r + j) * channels + c])
+                    })
                     .sum();
                 out.push(y / (1.0 + (-y).exp()));
             }

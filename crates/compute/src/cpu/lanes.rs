@@ -100,7 +100,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.3, 88.3);
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer without a libm call.
     const MAGIC: f32 = 12_582_912.0;
-    let n = LOG2_E.mul_add(x, MAGIC) - MAGIC;
+    let shifted = LOG2_E.mul_add(x, MAGIC);
+    let n = shifted - MAGIC;
     let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
     let mut p = 1.0 / 5040.0;
     p = r.mul_add(p, 1.0 / 720.0);
@@ -110,9 +111,9 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = r.mul_add(p, 0.5);
     p = r.mul_add(p, 1.0);
     p = r.mul_add(p, 1.0);
-    // 2^n by its exponent bits; n is within -126..=127 after the clamp.
-    let scale = f32::from_bits(((n as i32 + 127) as u32) << 23);
-    p * scale
+    // 2^n by its exponent bits: the integer n sits in the low bits of `shifted`, and is within
+    // -126..=127 after the clamp. (A cast to i32 would saturate, which does not vectorise.)
+    p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits()))
 }
 
 /// Logistic function.

@@ -116,7 +116,10 @@ mod tests {
             for isa in isas() {
                 let (mut ids, mut weights) = (vec![0; k], vec![0.0; k]);
                 top_k(isa, logits, scheme, &mut ids, &mut weights);
-                assert!(ids.iter().zip(&order).all(|(&a, &b)| a as usize == b), "{ids:?} {order:?}");
+                assert!(
+                    ids.iter().zip(&order).all(|(&a, &b)| a as usize == b),
+                    "{ids:?} {order:?}"
+                );
                 assert_close(&weights, &want, 1e-6);
                 assert_same_bits(&weights, first.get_or_insert(weights.clone()));
             }

@@ -12,6 +12,10 @@ pub(super) const DEPTH_LIMIT: usize = 500;
 const INDENT_LIMIT: i64 = 64;
 
 /// The filter.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the engine passes arguments of filters by value"
+)]
 pub(super) fn tojson(
     value: &Value,
     positional: Rest<Value>,

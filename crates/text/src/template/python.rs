@@ -32,7 +32,9 @@ pub(super) fn call_method(
     };
     match known {
         Some(result) => Ok(result),
-        None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments),
+        None => {
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+        }
     }
 }
 
@@ -121,7 +123,8 @@ fn string_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option
             let given = takes(&["sep"])?;
             let separator = non_empty(given.text(0)?)?;
             let from_end = method == "rpartition";
-            let cut = if from_end { text.rsplit_once(separator) } else { text.split_once(separator) };
+            let cut =
+                if from_end { text.rsplit_once(separator) } else { text.split_once(separator) };
             let parts = match cut {
                 Some((before, after)) => [before, separator, after],
                 None if from_end => ["", "", text],
@@ -168,7 +171,11 @@ fn string_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option
             let given = takes(&["prefix", "start", "end"])?;
             let (window, _) = window(text, given.integer(1)?, given.integer(2)?);
             let test = |affix: &str| {
-                if method == "startswith" { window.starts_with(affix) } else { window.ends_with(affix) }
+                if method == "startswith" {
+                    window.starts_with(affix)
+                } else {
+                    window.ends_with(affix)
+                }
             };
             let affix = given.required(0)?;
             match affix.as_str() {
@@ -243,9 +250,8 @@ fn dict_method(dict: &Value, method: &str, arguments: &[Value]) -> Result<Option
         "get" => {
             let given = Arguments::new(arguments, &["key", "default"])?;
             let object = dict.as_object();
-            let found = object.and_then(|object| {
-                given.required(0).ok().and_then(|key| object.get_value(key))
-            });
+            let found = object
+                .and_then(|object| given.required(0).ok().and_then(|key| object.get_value(key)));
             let default = || given.present(1).cloned().unwrap_or_else(|| Value::from(()));
             Ok(Some(found.unwrap_or_else(default)))
         }
@@ -342,9 +348,9 @@ fn rsplit_space(text: &str, limit: usize) -> Vec<&str> {
             pieces.push(rest);
             break;
         }
-        let start = rest.rfind(is_space).map_or(0, |at| {
-            at + rest[at..].chars().next().map_or(0, char::len_utf8)
-        });
+        let start = rest
+            .rfind(is_space)
+            .map_or(0, |at| at + rest[at..].chars().next().map_or(0, char::len_utf8));
         pieces.push(&rest[start..]);
         rest = rest[..start].trim_end_matches(is_space);
     }
@@ -356,9 +362,7 @@ fn split_lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let is_end = |character| {
-            matches!(character, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
-        };
+        let is_end = |character| matches!(character, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
         let line_end = rest.find(is_end).unwrap_or(rest.len());
         let end_length = match &rest[line_end..] {
             tail if tail.starts_with("\r\n") => 2,
@@ -381,9 +385,8 @@ fn window(text: &str, start: Option<i64>, end: Option<i64>) -> (&str, usize) {
         usize::try_from(at).unwrap_or(0).min(count)
     };
     let (start, end) = (clamp(start.unwrap_or(0)), clamp(end.unwrap_or(i64::MAX)));
-    let byte_of = |character: usize| {
-        text.char_indices().nth(character).map_or(text.len(), |(byte, _)| byte)
-    };
+    let byte_of =
+        |character: usize| text.char_indices().nth(character).map_or(text.len(), |(byte, _)| byte);
     if start >= end { ("", start) } else { (&text[byte_of(start)..byte_of(end)], start) }
 }
 
@@ -444,7 +447,13 @@ pub(super) fn percent_format(format: &str, operand: &Value) -> Result<String, Er
     if plain {
         let values: Vec<Value> = values
             .iter()
-            .map(|value| if is_scalar(value) { Ok(value.clone()) } else { python_str(value).map(Value::from) })
+            .map(|value| {
+                if is_scalar(value) {
+                    Ok(value.clone())
+                } else {
+                    python_str(value).map(Value::from)
+                }
+            })
             .collect::<Result<_, _>>()?;
         return apply(FormatStyle::Printf, format, &values);
     }
@@ -452,5 +461,8 @@ pub(super) fn percent_format(format: &str, operand: &Value) -> Result<String, Er
 }
 
 fn is_scalar(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::String | ValueKind::Number | ValueKind::Bool | ValueKind::None)
+    matches!(
+        value.kind(),
+        ValueKind::String | ValueKind::Number | ValueKind::Bool | ValueKind::None
+    )
 }

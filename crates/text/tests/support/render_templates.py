@@ -9,6 +9,7 @@ immutable sandbox, trim_blocks, lstrip_blocks, loop controls, the `generation` t
 """
 
 import datetime
+import functools
 import json
 import pathlib
 import sys
@@ -53,9 +54,14 @@ def environment() -> ImmutableSandboxedEnvironment:
     return env
 
 
+@functools.cache
+def compiled(env, source: str):
+    return env.from_string(source)
+
+
 def render(env, source: str, variables: dict) -> dict:
     try:
-        return {"ok": env.from_string(source).render(**variables)}
+        return {"ok": compiled(env, source).render(**variables)}
     except Exception as error:  # a template may fail in any way; that it fails is the result
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -1,0 +1,220 @@
+//! A loaded model and its dialect: conversations in, answers out, piece by piece.
+//!
+//! Shared by one-shot answers and conversations. It knows nothing of terminals: pieces go to a sink.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use engine::{Dialect, Engine, Event, FinishReason, Request, Usage};
+use serde::Serialize;
+use serde_json::{Value, json};
+use text::{ChatRequest, Message};
+
+use crate::args::SamplingArgs;
+use crate::interrupt::Answering;
+use crate::invocation::{Invocation, OpenModel};
+
+/// A model that can be talked with.
+pub(crate) struct Speaker {
+    /// As it was asked for.
+    pub(crate) name: String,
+    engine: Engine,
+    /// Text to tokens and back.
+    pub(crate) dialect: Dialect,
+    load_seconds: f64,
+}
+
+/// A part of an answer as it arrives.
+#[derive(Debug)]
+pub(crate) enum Piece<'a> {
+    /// So much of the prompt is read.
+    Prefill {
+        /// Tokens that are in.
+        done: usize,
+        /// All tokens.
+        total: usize,
+    },
+    /// Thinking.
+    Reasoning(&'a str),
+    /// The answer itself.
+    Content(&'a str),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Finish {
+    /// The model ended it, or a stop text came.
+    Stop,
+    /// It reached its longest length, or the context is full.
+    Length,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// The answer itself.
+    pub(crate) text: String,
+    /// What the model thought before.
+    pub(crate) reasoning: String,
+    /// Why it ended.
+    pub(crate) finish: Finish,
+    usage: Usage,
+    seed: u64,
+}
+
+impl Speaker {
+    /// Reads the side files and loads the weights.
+    pub(crate) fn load(invocation: &Invocation, model: &OpenModel) -> Result<Speaker> {
+        let start = Instant::now();
+        // First what is quick and may fail.
+        let dialect = Dialect::open(&model.checkpoint)?;
+        let engine = Engine::new(invocation.load(model)?);
+        let load_seconds = start.elapsed().as_secs_f64();
+        Ok(Speaker { name: model.name.clone(), engine, dialect, load_seconds })
+    }
+
+    /// Positions a conversation may have.
+    pub(crate) fn context(&self) -> usize {
+        self.engine.runner().options().context
+    }
+
+    /// Answers a conversation. Ctrl-C ends the answer early; an error of the sink ends it at once.
+    pub(crate) fn answer(
+        &mut self,
+        messages: &[Message],
+        choices: &SamplingArgs,
+        sink: &mut dyn FnMut(Piece<'_>) -> Result<()>,
+    ) -> Result<Answer> {
+        let mut chat = ChatRequest::new(messages.iter().cloned());
+        chat.enable_thinking = choices.enable_thinking();
+        let prompt = self.dialect.prompt(&chat)?;
+        tracing::debug!("prompt of {} tokens: {:?}", prompt.tokens.len(), prompt.text);
+        let mut listener = self.dialect.listener(&prompt.text, choices.stop.clone());
+        let sampling = choices.over(&self.dialect.defaults);
+        let seed = sampling.seed;
+        let total = prompt.tokens.len();
+        let id = self.engine.submit(Request {
+            prompt: prompt.tokens,
+            max_tokens: choices.max_tokens.unwrap_or(usize::MAX),
+            stop_tokens: self.dialect.eos.clone(),
+            sampling,
+        })?;
+        sink(Piece::Prefill { done: 0, total })?;
+
+        let answering = Answering::begin();
+        let mut answer = Answer {
+            text: String::new(),
+            reasoning: String::new(),
+            finish: Finish::Stop,
+            usage: Usage::default(),
+            seed,
+        };
+        let mut cancelled = false;
+        loop {
+            if answering.is_stopped() && !cancelled {
+                self.engine.cancel(id);
+                answer.finish = Finish::Interrupted;
+                cancelled = true;
+            }
+            for event in self.engine.step()? {
+                match event {
+                    Event::Prefill { done, total, .. } => sink(Piece::Prefill { done, total })?,
+                    // After a cancel, tokens of the same step are not wanted any more.
+                    Event::Token { .. } if cancelled => {}
+                    Event::Token { sampled, .. } => {
+                        let heard = listener.push(sampled.token)?;
+                        answer.hear(&heard.reasoning, &heard.content, sink)?;
+                        if heard.stopped {
+                            self.engine.cancel(id);
+                            cancelled = true;
+                        }
+                    }
+                    Event::Finished { reason, usage, .. } => {
+                        if reason == FinishReason::Length && !cancelled {
+                            answer.finish = Finish::Length;
+                        }
+                        answer.usage = usage;
+                        let heard = listener.finish()?;
+                        answer.hear(&heard.reasoning, &heard.content, sink)?;
+                        return Ok(answer);
+                    }
+                    Event::Failed { error, .. } => return Err(error.into()),
+                }
+            }
+            anyhow::ensure!(!self.engine.is_idle(), "the engine lost the request");
+        }
+    }
+}
+
+impl Answer {
+    fn hear(
+        &mut self,
+        reasoning: &str,
+        content: &str,
+        sink: &mut dyn FnMut(Piece<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if !reasoning.is_empty() {
+            self.reasoning.push_str(reasoning);
+            sink(Piece::Reasoning(reasoning))?;
+        }
+        if !content.is_empty() {
+            self.text.push_str(content);
+            sink(Piece::Content(content))?;
+        }
+        Ok(())
+    }
+
+    /// Tokens a second while the prompt was read.
+    fn prefill_rate(&self) -> f64 {
+        rate(self.usage.prompt_tokens, self.usage.prefill_seconds)
+    }
+
+    /// Tokens a second after that. The first token comes with the prompt.
+    fn decode_rate(&self) -> f64 {
+        rate(self.usage.completion_tokens.saturating_sub(1), self.usage.decode_seconds)
+    }
+
+    /// One line on what it took.
+    pub(crate) fn summary(&self, name: &str) -> String {
+        format!(
+            "{name}: {} prompt tokens at {:.0} tok/s, {} answer tokens at {:.0} tok/s, {} memory",
+            self.usage.prompt_tokens,
+            self.prefill_rate(),
+            self.usage.completion_tokens,
+            self.decode_rate(),
+            crate::size::bytes(machine::memory::usage().peak_resident_bytes),
+        )
+    }
+
+    /// The same and the answer, for programs.
+    pub(crate) fn to_json(&self, speaker: &Speaker) -> Value {
+        let reasoning = (!self.reasoning.is_empty()).then_some(&self.reasoning);
+        json!({
+            "model": speaker.name,
+            "text": self.text,
+            "reasoning": reasoning,
+            "finish_reason": self.finish,
+            "seed": self.seed,
+            "usage": {
+                "prompt_tokens": self.usage.prompt_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+                "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
+            },
+            "timings": {
+                "load_seconds": speaker.load_seconds,
+                "prefill_seconds": self.usage.prefill_seconds,
+                "prefill_tok_s": self.prefill_rate(),
+                "decode_seconds": self.usage.decode_seconds,
+                "decode_tok_s": self.decode_rate(),
+            },
+            "peak_bytes": machine::memory::usage().peak_resident_bytes,
+        })
+    }
+}
+
+fn rate(tokens: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}

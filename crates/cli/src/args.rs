@@ -1,0 +1,341 @@
+//! What can be typed: every command, option, variable and default, in one place.
+//!
+//! These structs say what was typed, not what it means. Help, completions, the man pages and
+//! docs/reference are made from them. Every long option has a `MILLSTREAM_…` variable of the same
+//! name; a test holds that. The file of settings is laid under them in `settings.rs`.
+
+mod generation;
+mod measure;
+
+use std::path::PathBuf;
+
+use clap::builder::{BoolishValueParser, PossibleValuesParser, RangedU64ValueParser};
+use clap::builder::TypedValueParser as _;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use compute::memory::KvFormat;
+use machine::cpu::Isa;
+
+use crate::size::Size;
+pub(crate) use generation::{RunArgs, SamplingArgs};
+pub(crate) use measure::{BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat};
+
+/// Heading of the options that every command has.
+const GLOBAL: &str = "Global options";
+
+/// Runs mixture-of-experts language models that are larger than memory.
+///
+/// Without a model, commands use Pebble, a small model inside this program.
+#[derive(Debug, Parser)]
+#[command(name = "millstream", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Try:
+  millstream run \"Tell me a story about a fox and a lantern\"
+  millstream plan mlx-community/Qwen3.5-35B-A3B-4bit --memory 16G
+  millstream doctor";
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = GLOBAL)]
+pub(crate) struct GlobalArgs {
+    /// Memory the model may use; by default a safe share of what the system allows
+    ///
+    /// 16G and 16GiB are 16 · 2³⁰ bytes, 16GB is 16 · 10⁹.
+    #[arg(long, global = true, value_name = "SIZE", env = "MILLSTREAM_MEMORY")]
+    pub(crate) memory: Option<Size>,
+
+    /// Positions (prompt and answer) a conversation may have; by default as many as fit, up to 32768
+    #[arg(long, global = true, value_name = "TOKENS", env = "MILLSTREAM_CONTEXT",
+          value_parser = at_least_one())]
+    pub(crate) context: Option<usize>,
+
+    /// How keys and values are kept
+    #[arg(long, global = true, value_enum, default_value_t = Kv::F16, env = "MILLSTREAM_KV")]
+    pub(crate) kv: Kv,
+
+    /// Threads that compute; by default one a core
+    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_THREADS",
+          value_parser = at_least_one())]
+    pub(crate) threads: Option<usize>,
+
+    /// Instruction set of the kernels; by default the best that works
+    #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_ISA",
+          value_parser = isa_parser())]
+    pub(crate) isa: Option<Isa>,
+
+    /// What is said on standard error
+    #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn,
+          env = "MILLSTREAM_LOG_LEVEL")]
+    pub(crate) log_level: LogLevel,
+
+    /// Say more: once for `--log-level info`, twice for `debug`, three times for `trace`
+    #[arg(short = 'v', global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+
+    /// Show no bars while loading and reading the prompt
+    #[arg(long, global = true, env = "MILLSTREAM_NO_PROGRESS",
+          value_parser = BoolishValueParser::new())]
+    pub(crate) no_progress: bool,
+
+    /// File of settings; by default millstream/config.toml in the user's configuration folder
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG",
+          value_hint = clap::ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Ask a model, or talk with it
+    Run(RunArgs),
+    /// Say what a model would take of memory, before anything is loaded
+    Plan(PlanArgs),
+    /// Describe a model
+    Show(ShowArgs),
+    /// List the models on this computer
+    List(ListArgs),
+    /// Check whether this computer is ready
+    Doctor(DoctorArgs),
+    /// Measure speed
+    Bench(BenchArgs),
+    /// Write a model's logits to a file, to compare with another engine
+    Logits(LogitsArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Make a checkpoint of a real model's shape with made-up weights, for benchmarks
+    Synth(SynthArgs),
+    /// Show the settings
+    Config(ConfigArgs),
+    /// Print completions for a shell
+    Completions(CompletionsArgs),
+    /// Print a manual page
+    Man(ManArgs),
+    /// Write the reference pages of the documentation
+    #[command(hide = true)]
+    Reference(ReferenceArgs),
+}
+
+/// `millstream plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// A folder, a name in the Hugging Face cache, or an alias
+    #[arg(default_value = crate::builtin::DEFAULT)]
+    pub(crate) model: String,
+    /// Print one JSON object
+    #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
+    pub(crate) json: bool,
+}
+
+/// `millstream show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// A folder, a name in the Hugging Face cache, or an alias
+    #[arg(default_value = crate::builtin::DEFAULT)]
+    pub(crate) model: String,
+    /// Print one JSON object
+    #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
+    pub(crate) json: bool,
+}
+
+/// `millstream list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Print one JSON array
+    #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
+    pub(crate) json: bool,
+}
+
+/// `millstream doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
+    pub(crate) json: bool,
+}
+
+/// `millstream config`.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub(crate) command: ConfigCommand,
+}
+
+/// What to do with the settings.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print every setting, its value and where the value comes from
+    Show(ConfigShowArgs),
+}
+
+/// `millstream config show`.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigShowArgs {
+    /// Show what holds for this model
+    #[arg(default_value = crate::builtin::DEFAULT)]
+    pub(crate) model: String,
+    /// Print one JSON array
+    #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
+    pub(crate) json: bool,
+    /// Settings of an answer are settings too.
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// `millstream completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// Which shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// `millstream man`.
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The page of this command; the program's own without it
+    pub(crate) command: Option<String>,
+}
+
+/// `millstream reference`.
+#[derive(Debug, Args)]
+pub(crate) struct ReferenceArgs {
+    /// Folder for the pages
+    #[arg(long, value_name = "DIR", env = "MILLSTREAM_OUT", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) out: PathBuf,
+}
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kv {
+    /// Two bytes a value.
+    F16,
+    /// Four bytes a value, for comparisons with other engines.
+    F32,
+}
+
+impl From<Kv> for KvFormat {
+    fn from(kv: Kv) -> KvFormat {
+        match kv {
+            Kv::F16 => KvFormat::F16,
+            Kv::F32 => KvFormat::F32,
+        }
+    }
+}
+
+/// How much is said on standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// Errors.
+    Error,
+    /// And what is odd.
+    Warn,
+    /// And what is being done.
+    Info,
+    /// And why.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl GlobalArgs {
+    /// The level to log at, `-v` counted.
+    pub(crate) fn level(&self) -> tracing::Level {
+        let quietest = match self.verbose {
+            0 => tracing::Level::ERROR,
+            1 => tracing::Level::INFO,
+            2 => tracing::Level::DEBUG,
+            _ => tracing::Level::TRACE,
+        };
+        let level = match self.log_level {
+            LogLevel::Error => tracing::Level::ERROR,
+            LogLevel::Warn => tracing::Level::WARN,
+            LogLevel::Info => tracing::Level::INFO,
+            LogLevel::Debug => tracing::Level::DEBUG,
+            LogLevel::Trace => tracing::Level::TRACE,
+        };
+        level.max(quietest)
+    }
+}
+
+/// The whole command line, as help and reference show it.
+pub(crate) fn command() -> clap::Command {
+    fn quiet(command: clap::Command) -> clap::Command {
+        // Help that shows the variables' values would differ from machine to machine.
+        command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)
+    }
+    quiet(Cli::command())
+}
+
+/// A count.
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+fn isa_parser() -> impl clap::builder::TypedValueParser<Value = Isa> {
+    PossibleValuesParser::new(Isa::ALL.map(Isa::name)).try_map(|name| name.parse::<Isa>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        command().debug_assert();
+    }
+
+    /// Calls `see` with every option of every command.
+    fn every_option(command: &clap::Command, see: &mut impl FnMut(&str, &clap::Arg)) {
+        for arg in command.get_arguments() {
+            see(command.get_name(), arg);
+        }
+        command.get_subcommands().for_each(|command| every_option(command, see));
+    }
+
+    #[test]
+    fn every_long_option_has_the_variable_of_its_name() {
+        let mut count = 0;
+        every_option(&command(), &mut |command, arg| {
+            let Some(long) = arg.get_long() else { return };
+            // The other half of `--thinking`, whose variable takes yes and no.
+            if long == "no-thinking" {
+                return;
+            }
+            let expect = format!("MILLSTREAM_{}", long.to_uppercase().replace('-', "_"));
+            let env = arg.get_env().and_then(|name| name.to_str());
+            assert_eq!(env, Some(expect.as_str()), "{command} --{long}");
+            count += 1;
+        });
+        assert!(count > 30, "{count}");
+    }
+
+    #[test]
+    fn every_option_has_help() {
+        every_option(&command(), &mut |command, arg| {
+            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            assert!(!help.is_empty(), "{command} {}", arg.get_id());
+            assert!(!help.ends_with('.'), "{command} {}: {help}", arg.get_id());
+        });
+    }
+
+    #[test]
+    fn more_v_say_more_but_never_less_than_the_level() {
+        #[track_caller]
+        fn check(arguments: &[&str], expect: tracing::Level) {
+            let all = ["millstream", "list"].iter().chain(arguments);
+            assert_eq!(Cli::try_parse_from(all).unwrap().global.level(), expect);
+        }
+        check(&["--log-level", "error"], tracing::Level::ERROR);
+        check(&["-v"], tracing::Level::INFO);
+        check(&["-vv"], tracing::Level::DEBUG);
+        check(&["-v", "--log-level", "trace"], tracing::Level::TRACE);
+    }
+}

@@ -1,0 +1,117 @@
+//! Options of the commands that measure: logits, bench, perplexity, synth.
+
+use std::path::PathBuf;
+
+use clap::builder::{BoolishValueParser, RangedU64ValueParser};
+use clap::{Args, ValueEnum};
+
+/// `millstream logits`.
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArgs {
+    /// A folder, a name in the Hugging Face cache, or an alias
+    pub(crate) model: String,
+    /// Token ids of the prompt, separated by spaces or commas
+    #[arg(long, value_name = "IDS", env = "MILLSTREAM_TOKENS", required_unless_present = "tokens_file")]
+    pub(crate) tokens: Option<String>,
+    /// File with the token ids, separated by white space or commas
+    #[arg(long, value_name = "FILE", env = "MILLSTREAM_TOKENS_FILE", conflicts_with = "tokens",
+          value_hint = clap::ValueHint::FilePath)]
+    pub(crate) tokens_file: Option<PathBuf>,
+    /// File for `logits`: f32, [tokens, vocabulary]
+    #[arg(long, value_name = "FILE", env = "MILLSTREAM_OUT", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) out: PathBuf,
+    /// Also write `tokens`: i64, this many tokens generated greedily, not ending at the end token
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GREEDY")]
+    pub(crate) greedy: Option<usize>,
+}
+
+/// `millstream bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// A folder, a name in the Hugging Face cache, or an alias
+    #[arg(default_value = crate::builtin::DEFAULT)]
+    pub(crate) model: String,
+    /// Prompt lengths to measure, separated by commas
+    #[arg(long, value_name = "COUNTS", env = "MILLSTREAM_PROMPT_TOKENS", value_delimiter = ',',
+          default_value = "128,512", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub(crate) prompt_tokens: Vec<usize>,
+    /// Tokens to generate after each prompt
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GEN_TOKENS", default_value_t = 64)]
+    pub(crate) gen_tokens: usize,
+    /// Measure each this many times and keep the best
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_REPEAT", default_value = "3",
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub(crate) repeat: usize,
+    /// Print one JSON object
+    #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
+    pub(crate) json: bool,
+    /// Print comma-separated values
+    #[arg(long, env = "MILLSTREAM_CSV", conflicts_with = "json",
+          value_parser = BoolishValueParser::new())]
+    pub(crate) csv: bool,
+}
+
+/// `millstream perplexity`.
+#[derive(Debug, Args)]
+pub(crate) struct PerplexityArgs {
+    /// A folder, a name in the Hugging Face cache, or an alias
+    pub(crate) model: String,
+    /// The text to predict, UTF-8
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Also measure how far the model's distributions are from this model's (KL divergence)
+    #[arg(long, value_name = "MODEL", env = "MILLSTREAM_REFERENCE")]
+    pub(crate) reference: Option<String>,
+    /// Positions that share a context
+    #[arg(long, value_name = "TOKENS", env = "MILLSTREAM_CHUNK", default_value = "512",
+          value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    pub(crate) chunk: usize,
+    /// Run one token at a time, as generating does, instead of whole chunks
+    #[arg(long, env = "MILLSTREAM_STEP_BY_STEP", value_parser = BoolishValueParser::new())]
+    pub(crate) step_by_step: bool,
+    /// Print one JSON object
+    #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
+    pub(crate) json: bool,
+}
+
+/// `millstream synth`.
+#[derive(Debug, Args)]
+pub(crate) struct SynthArgs {
+    /// Model whose shape to take, such as qwen3.5-35b-a3b
+    #[arg(long, value_name = "SHAPE", env = "MILLSTREAM_LIKE")]
+    pub(crate) like: String,
+    /// Folder (mlx) or file (gguf) to write
+    #[arg(value_hint = clap::ValueHint::AnyPath)]
+    pub(crate) out: PathBuf,
+    /// Layers to write; by default all
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS",
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub(crate) layers: Option<usize>,
+    /// Format to write; both hold the same values
+    #[arg(long, value_enum, default_value_t = SynthFormat::Mlx, env = "MILLSTREAM_FORMAT")]
+    pub(crate) format: SynthFormat,
+    /// Weights that share a scale
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GROUP", default_value = "32",
+          value_parser = group_parser())]
+    pub(crate) group: usize,
+    /// The same seed gives the same weights
+    #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_SEED", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Replace what is there
+    #[arg(long, env = "MILLSTREAM_FORCE", value_parser = BoolishValueParser::new())]
+    pub(crate) force: bool,
+}
+
+/// What `synth` writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SynthFormat {
+    /// A folder of safetensors in MLX's layout: affine 4-bit.
+    Mlx,
+    /// One GGUF file: Q4_1.
+    Gguf,
+}
+
+fn group_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser};
+    PossibleValuesParser::new(["32", "64", "128"]).try_map(|group| group.parse::<usize>())
+}

@@ -1,0 +1,181 @@
+//! `millstream bench`: prefill and decode speed at several context lengths, against the memory's own.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use engine::Runner;
+use machine::facts::Facts;
+use model::Logits;
+use serde::Serialize;
+
+use super::logits::argmax;
+use crate::args::BenchArgs;
+use crate::console::{Align, print_json, table};
+use crate::invocation::Invocation;
+use crate::size;
+
+/// Tokens decoded before the clock starts, so that buffers have their size and threads are awake.
+const WARM_UP: usize = 2;
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    model_type: String,
+    threads: usize,
+    isa: String,
+    weight_bytes: u64,
+    /// A plain read of memory with the same threads in this run, bytes per second.
+    memory_bandwidth: f64,
+    runs: Vec<Run>,
+    machine: Facts,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Run {
+    prompt_tokens: usize,
+    gen_tokens: usize,
+    prefill_tok_s: f64,
+    decode_tok_s: f64,
+    /// Bytes one decoded token touches: weights, keys and values, recurrent state read and written.
+    bytes_per_token: u64,
+    /// Share of the plain read's bandwidth that decoding reaches.
+    bandwidth_share: f64,
+    peak_bytes: u64,
+}
+
+pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
+    let model = invocation.open(&args.model)?;
+    let longest = args.prompt_tokens.iter().max().copied().unwrap_or(0) + args.gen_tokens + WARM_UP;
+    let mut plan = invocation.plan(&model)?;
+    plan.options.context = longest.next_multiple_of(64).max(plan.options.context.min(longest));
+    let facts = Facts::gather();
+    let mut runner = invocation.load_with(&model, &plan.options)?;
+    let threads = plan.options.threads;
+    let mut bandwidth = measure_bandwidth(&facts, threads)?;
+    let mut runs = Vec::new();
+    for &prompt_tokens in &args.prompt_tokens {
+        let mut best: Option<Run> = None;
+        for _ in 0..args.repeat {
+            let run = measure(&mut runner, prompt_tokens, args.gen_tokens)?;
+            best = Some(match best {
+                None => run,
+                Some(best) => Run {
+                    prefill_tok_s: best.prefill_tok_s.max(run.prefill_tok_s),
+                    decode_tok_s: best.decode_tok_s.max(run.decode_tok_s),
+                    ..run
+                },
+            });
+        }
+        runs.extend(best);
+    }
+    // Neighbours on the machine come and go: the ceiling is the better of before and after.
+    bandwidth = bandwidth.max(measure_bandwidth(&facts, threads)?);
+    for run in &mut runs {
+        run.bandwidth_share = run.bytes_per_token as f64 * run.decode_tok_s / bandwidth;
+    }
+    let report = Report {
+        model: model.name,
+        model_type: model.spec.model_type.clone(),
+        threads,
+        isa: plan.options.isa.to_string(),
+        weight_bytes: model.spec.resident_bytes() + model.spec.expert_bytes(),
+        memory_bandwidth: bandwidth,
+        runs,
+        machine: facts,
+    };
+    print(&report, args)
+}
+
+fn measure_bandwidth(facts: &Facts, threads: usize) -> Result<f64> {
+    Ok(machine::probe::read_bandwidth(threads, machine::probe::buffer_bytes(facts))?)
+}
+
+/// One prompt and one answer. Tokens are drawn at random, so that routing does not settle on the
+/// experts of a repeated token.
+fn measure(runner: &mut Runner, prompt_tokens: usize, gen_tokens: usize) -> Result<Run> {
+    let vocab = runner.spec().vocab as u64;
+    let token = |index: usize| -> u32 {
+        let hash = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((hash >> 20) % vocab) as u32
+    };
+    let prompt: Vec<u32> = (0..prompt_tokens).map(token).collect();
+    let mut sequence = runner.sequence()?;
+    let start = Instant::now();
+    runner.feed(&mut sequence, &prompt, Logits::Last, |_, _| {})?;
+    let prefill_seconds = start.elapsed().as_secs_f64();
+    let mut start = Instant::now();
+    for index in 0..gen_tokens + WARM_UP {
+        if index == WARM_UP {
+            start = Instant::now();
+        }
+        let next = [token(prompt_tokens + index)];
+        runner.feed(&mut sequence, &next, Logits::Last, |_, logits| {
+            std::hint::black_box(argmax(logits));
+        })?;
+    }
+    let decode_seconds = start.elapsed().as_secs_f64();
+    let layout = runner.spec().layout()?;
+    let kv = runner.options().kv;
+    let state = layout.kv_bytes(kv, prompt_tokens + gen_tokens / 2) + 2 * layout.recurrent_bytes();
+    Ok(Run {
+        prompt_tokens,
+        gen_tokens,
+        prefill_tok_s: prompt_tokens as f64 / prefill_seconds,
+        decode_tok_s: gen_tokens as f64 / decode_seconds,
+        bytes_per_token: runner.spec().bytes_per_token() + state as u64,
+        bandwidth_share: 0.0,
+        peak_bytes: machine::memory::usage().peak_resident_bytes,
+    })
+}
+
+fn print(report: &Report, args: &BenchArgs) -> Result<()> {
+    if args.json {
+        return print_json(report);
+    }
+    if args.csv {
+        println!(
+            "model,threads,isa,prompt_tokens,gen_tokens,prefill_tok_s,decode_tok_s,bytes_per_token,\
+             bandwidth_share,peak_bytes"
+        );
+        for run in &report.runs {
+            println!(
+                "{},{},{},{},{},{:.2},{:.2},{},{:.3},{}",
+                report.model,
+                report.threads,
+                report.isa,
+                run.prompt_tokens,
+                run.gen_tokens,
+                run.prefill_tok_s,
+                run.decode_tok_s,
+                run.bytes_per_token,
+                run.bandwidth_share,
+                run.peak_bytes
+            );
+        }
+        return Ok(());
+    }
+    println!(
+        "{} ({}), {} of weights, {} threads, {} kernels, plain read {}/s",
+        report.model,
+        report.model_type,
+        size::bytes(report.weight_bytes),
+        report.threads,
+        report.isa,
+        size::bytes(report.memory_bandwidth as u64)
+    );
+    let header =
+        ["prompt", "prefill tok/s", "decode tok/s", "bytes/token", "of plain read", "peak memory"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for run in &report.runs {
+        rows.push(vec![
+            run.prompt_tokens.to_string(),
+            format!("{:.1}", run.prefill_tok_s),
+            format!("{:.2}", run.decode_tok_s),
+            size::bytes(run.bytes_per_token),
+            format!("{:.0} %", 100.0 * run.bandwidth_share),
+            size::bytes(run.peak_bytes),
+        ]);
+    }
+    print!("{}", table(&[Align::Right; 6], &rows));
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! `millstream show`: what a model is, from its headers and side files.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use anyhow::Result;
+use checkpoint::{Encoding, Projection};
+use engine::Dialect;
+use model::{DecoderSpec, LinearSpec, MixerSpec};
+use serde::Serialize;
+
+use crate::args::ShowArgs;
+use crate::console::{Align, print_json, table};
+use crate::invocation::{Invocation, OpenModel, warning_lines};
+use crate::size;
+
+/// A model in facts.
+#[derive(Serialize)]
+struct Facts {
+    name: String,
+    folder: String,
+    model_type: String,
+    parameters: u64,
+    active_parameters: u64,
+    size_bytes: u64,
+    resident_bytes: u64,
+    expert_bytes: u64,
+    bytes_per_token: u64,
+    layers: usize,
+    attention_layers: usize,
+    recurrent_layers: usize,
+    hidden: usize,
+    experts: usize,
+    experts_per_token: usize,
+    context: usize,
+    vocabulary: usize,
+    weights: Vec<WeightKind>,
+    tokenizer: Option<usize>,
+    chat_template: bool,
+    end_tokens: Vec<String>,
+    sampling: BTreeMap<&'static str, f64>,
+    /// What keeps text from working, if something does.
+    text_error: Option<String>,
+    warnings: Vec<String>,
+}
+
+/// All matrices that are stored alike.
+#[derive(Serialize)]
+struct WeightKind {
+    encoding: String,
+    bytes: u64,
+    matrices: usize,
+}
+
+pub(crate) fn run(args: &ShowArgs, invocation: &Invocation) -> Result<()> {
+    let model = invocation.open_quietly(&args.model)?;
+    let facts = facts(&model);
+    if args.json {
+        return print_json(&facts);
+    }
+    std::io::stdout().write_all(text(&facts).as_bytes())?;
+    Ok(())
+}
+
+fn facts(model: &OpenModel) -> Facts {
+    let spec = &model.spec;
+    let (parameters, active_parameters) = spec.parameters();
+    let is_attention = |mixer: &MixerSpec| matches!(mixer, MixerSpec::Attention(_));
+    let attention_layers = spec.layers.iter().filter(|layer| is_attention(&layer.mixer)).count();
+    let moe = spec.moe_layers().next().map(|(_, moe)| moe);
+    let (dialect, text_error) = match Dialect::open(&model.checkpoint) {
+        Ok(dialect) => (Some(dialect), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let end_tokens = dialect.iter().flat_map(|dialect| {
+        dialect.eos.iter().map(|&id| {
+            dialect.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string())
+        })
+    });
+    Facts {
+        name: model.name.clone(),
+        folder: model.checkpoint.folder().display().to_string(),
+        model_type: spec.model_type.clone(),
+        parameters,
+        active_parameters,
+        size_bytes: model.checkpoint.total_bytes(),
+        resident_bytes: spec.resident_bytes(),
+        expert_bytes: spec.expert_bytes(),
+        bytes_per_token: spec.bytes_per_token(),
+        layers: spec.layers.len(),
+        attention_layers,
+        recurrent_layers: spec.layers.len() - attention_layers,
+        hidden: spec.hidden,
+        experts: moe.map_or(0, |moe| moe.experts.experts()),
+        experts_per_token: moe.map_or(0, |moe| moe.experts_per_token),
+        context: spec.context,
+        vocabulary: spec.vocab,
+        weights: weight_kinds(spec),
+        tokenizer: dialect.as_ref().map(|dialect| dialect.tokenizer.vocab_size()),
+        chat_template: dialect.as_ref().is_some_and(|dialect| dialect.template.is_some()),
+        end_tokens: end_tokens.collect(),
+        sampling: dialect.as_ref().map(sampling).unwrap_or_default(),
+        text_error,
+        warnings: warning_lines(&model.checkpoint.warnings()),
+    }
+}
+
+/// Bytes of matrices by how they are stored, most first. Vectors (norms and the like) are not matrices.
+fn weight_kinds(spec: &DecoderSpec) -> Vec<WeightKind> {
+    let mut kinds: BTreeMap<String, (u64, usize)> = BTreeMap::new();
+    let mut add = |encoding: Encoding, bytes: u64, matrices: usize| {
+        let kind = kinds.entry(encoding.to_string()).or_default();
+        kind.0 += bytes;
+        kind.1 += matrices;
+    };
+    let ends = [Some(&spec.embed), spec.head.as_ref()].into_iter().flatten();
+    let layers = spec.layers.iter().flat_map(|layer| layer.linears());
+    for linear in ends.chain(layers).filter(|linear: &&LinearSpec| !linear.slices.is_empty()) {
+        add(linear.slices[0].encoding, linear.bytes(), 1);
+    }
+    for (_, moe) in spec.moe_layers() {
+        let experts = moe.experts.experts();
+        for projection in Projection::ALL {
+            let bytes = moe.experts.slice(0, projection).bytes() * experts as u64;
+            add(moe.experts.encoding(projection), bytes, experts);
+        }
+    }
+    let mut kinds: Vec<WeightKind> = kinds
+        .into_iter()
+        .map(|(encoding, (bytes, matrices))| WeightKind { encoding, bytes, matrices })
+        .collect();
+    kinds.sort_by(|a, b| b.bytes.cmp(&a.bytes));
+    kinds
+}
+
+/// What the model's makers sample with, where it is not the plain distribution.
+fn sampling(dialect: &Dialect) -> BTreeMap<&'static str, f64> {
+    let (own, plain) = (&dialect.defaults, engine::SamplingParams::default());
+    let pairs = [
+        ("temperature", own.temperature, plain.temperature),
+        ("top-p", own.top_p, plain.top_p),
+        ("top-k", own.top_k as f32, plain.top_k as f32),
+        ("min-p", own.min_p, plain.min_p),
+        ("repetition-penalty", own.repetition_penalty, plain.repetition_penalty),
+    ];
+    // Through text, or 0.7 would become 0.699999988079071.
+    let decimal = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
+    pairs.into_iter().filter(|p| p.1 != p.2).map(|p| (p.0, decimal(p.1))).collect()
+}
+
+fn text(facts: &Facts) -> String {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut row = |name: &str, value: String| rows.push(vec![format!("  {name}"), value]);
+    row("architecture", facts.model_type.clone());
+    let active = match facts.active_parameters < facts.parameters {
+        true => format!(", {} used by a token", size::count(facts.active_parameters)),
+        false => String::new(),
+    };
+    row("parameters", format!("{}{active}", size::count(facts.parameters)));
+    let layers = match (facts.attention_layers, facts.recurrent_layers) {
+        (_, 0) => facts.layers.to_string(),
+        (attention, recurrent) => {
+            format!("{}: {attention} attention, {recurrent} recurrent", facts.layers)
+        }
+    };
+    row("layers", layers);
+    row("hidden size", facts.hidden.to_string());
+    let experts = match facts.experts {
+        0 => "none".to_owned(),
+        count => format!("{count} a layer, {} used by a token", facts.experts_per_token),
+    };
+    row("experts", experts);
+    row("context", format!("{} positions", facts.context));
+    row("vocabulary", format!("{} tokens", facts.vocabulary));
+    let tokenizer = match (facts.tokenizer, &facts.text_error) {
+        (Some(size), _) => format!("{size} tokens, ends at {}", facts.end_tokens.join(" ")),
+        (None, error) => error.clone().unwrap_or_default(),
+    };
+    row("tokenizer", tokenizer);
+    row("chat template", if facts.chat_template { "yes" } else { "no" }.to_owned());
+    if !facts.sampling.is_empty() {
+        let pairs = facts.sampling.iter().map(|(name, value)| format!("{name} {value}"));
+        row("sampling", pairs.collect::<Vec<_>>().join(", "));
+    }
+    row("size", size::bytes(facts.size_bytes));
+    row("every token", size::bytes(facts.resident_bytes));
+    row("routed experts", size::bytes(facts.expert_bytes));
+    row("read by a token", size::bytes(facts.bytes_per_token));
+    row("folder", facts.folder.clone());
+    let mut text = format!("{}\n\n", facts.name);
+    text.push_str(&table(&[Align::Left, Align::Left], &rows));
+
+    let kinds: Vec<Vec<String>> = facts
+        .weights
+        .iter()
+        .map(|kind| {
+            let matrices = format!("{} matrices", kind.matrices);
+            vec![format!("  {}", kind.encoding), size::bytes(kind.bytes), matrices]
+        })
+        .collect();
+    text.push_str("\nweights\n\n");
+    text.push_str(&table(&[Align::Left, Align::Right, Align::Right], &kinds));
+    for warning in &facts.warnings {
+        text.push_str(&format!("\nwarning: {warning}\n"));
+    }
+    text
+}

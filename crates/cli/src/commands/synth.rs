@@ -1,0 +1,207 @@
+//! `millstream synth`: checkpoints of real shapes with random weights, for benchmarks beside peers.
+//!
+//! The same seed gives the same model as an MLX folder (affine 4-bit, f16 scales and biases) and
+//! as a GGUF file (Q4_1): every weight decodes to the same f32 in both. Nothing here runs a model.
+
+mod draw;
+mod gguf;
+mod mlx;
+mod parts;
+mod shape;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use machine::disk::Disk;
+
+pub(crate) use parts::Progress;
+pub(crate) use shape::Shape;
+
+/// Bits of a code.
+const BITS: usize = 4;
+
+/// Groups that MLX's affine mode knows.
+const GROUPS: [usize; 3] = [32, 64, 128];
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) shape: Shape,
+    /// The first so many layers of the shape.
+    pub(crate) layers: usize,
+    pub(crate) values: Values,
+    pub(crate) format: Format,
+    /// A folder for MLX, a file for GGUF.
+    pub(crate) out: PathBuf,
+    /// Whether `out` may be replaced.
+    pub(crate) force: bool,
+    pub(crate) threads: usize,
+}
+
+/// What decides the weights' values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Values {
+    pub(crate) seed: u64,
+    /// Weights that share a scale; a GGUF repeats it for each 32.
+    pub(crate) group: usize,
+}
+
+/// The kind of checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Mlx,
+    Gguf,
+}
+
+impl Request {
+    /// Checks the names and numbers a user gives.
+    pub(crate) fn new(
+        like: &str,
+        layers: Option<usize>,
+        values: Values,
+        format: Format,
+        out: PathBuf,
+    ) -> Result<Request, Error> {
+        let shape = shape::find(like)?;
+        let layers = layers.unwrap_or(shape.layers);
+        if layers == 0 || layers > shape.layers {
+            return Err(Error::Layers { name: shape.name, have: shape.layers, got: layers });
+        }
+        if !GROUPS.contains(&values.group) {
+            return Err(Error::Group { got: values.group });
+        }
+        let threads = machine::cpu::core_count();
+        Ok(Request { shape, layers, values, format, out, force: false, threads })
+    }
+
+    /// Bytes the weights will take.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        let tensors = tensors::tensors(&self.shape, self.layers);
+        match self.format {
+            Format::Mlx => mlx::weight_bytes(&tensors, self.values),
+            Format::Gguf => gguf::weight_bytes(&tensors, self.values),
+        }
+    }
+}
+
+/// Writes the checkpoint; refuses early what cannot succeed.
+pub(crate) fn write(request: &Request, progress: Progress<'_>) -> Result<(), Error> {
+    refuse_existing(request)?;
+    refuse_full_disk(&request.out, request.weight_bytes())?;
+    let tensors = tensors::tensors(&request.shape, request.layers);
+    match request.format {
+        Format::Mlx => mlx::write(request, &tensors, progress),
+        Format::Gguf => gguf::write(request, &tensors, progress),
+    }
+}
+
+fn refuse_existing(request: &Request) -> Result<(), Error> {
+    let out = &request.out;
+    let Ok(found) = fs::metadata(out) else { return Ok(()) };
+    match request.format {
+        Format::Gguf if found.is_dir() => return Err(Error::IsFolder { path: out.clone() }),
+        Format::Mlx if !found.is_dir() => return Err(Error::IsFile { path: out.clone() }),
+        Format::Gguf | Format::Mlx => {}
+    }
+    let empty = match found.is_dir() {
+        true => fs::read_dir(out).map_err(|source| Error::io(out, source))?.next().is_none(),
+        false => found.len() == 0,
+    };
+    if empty || request.force { Ok(()) } else { Err(Error::Exists { path: out.clone() }) }
+}
+
+fn refuse_full_disk(out: &Path, needed: u64) -> Result<(), Error> {
+    let existing = out.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    // A relative path without folders has "" as its last ancestor.
+    let existing = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
+    match Disk::of(existing).ok().and_then(|disk| disk.free_bytes) {
+        Some(free) if free < needed => {
+            Err(Error::Space { path: existing.to_owned(), needed, free })
+        }
+        // Where the free space is not known, writing will tell.
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// What can go wrong. [`Error::hint`] says what to do about it.
+#[derive(Debug)]
+pub(crate) enum Error {
+    UnknownShape { name: String },
+    Layers { name: &'static str, have: usize, got: usize },
+    Group { got: usize },
+    Exists { path: PathBuf },
+    IsFolder { path: PathBuf },
+    IsFile { path: PathBuf },
+    Space { path: PathBuf, needed: u64, free: u64 },
+    Io { path: PathBuf, source: io::Error },
+    Weights { path: PathBuf, source: checkpoint::Error },
+}
+
+impl Error {
+    fn io(path: &Path, source: io::Error) -> Error {
+        Error::Io { path: path.to_owned(), source }
+    }
+
+    fn weights(path: &Path, source: checkpoint::Error) -> Error {
+        Error::Weights { path: path.to_owned(), source }
+    }
+
+    /// What to do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Error::UnknownShape { .. } => {
+                Some(format!("the shapes are {}", shape::names().join(", ")))
+            }
+            Error::Group { .. } => Some("the groups are 32, 64 and 128".to_owned()),
+            Error::Exists { .. } => Some("--force replaces it".to_owned()),
+            Error::IsFolder { path } => {
+                let file = path.join("model.gguf");
+                Some(format!("a GGUF is one file, such as {}", file.display()))
+            }
+            Error::IsFile { .. } => Some("an MLX checkpoint is a folder".to_owned()),
+            Error::Space { .. } => Some("--layers N writes the first N layers only".to_owned()),
+            Error::Layers { .. } | Error::Io { .. } | Error::Weights { .. } => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+        match self {
+            Error::UnknownShape { name } => write!(formatter, "there is no shape `{name}`"),
+            Error::Layers { name, have, got } => {
+                write!(formatter, "{name} has 1 to {have} layers, not {got}")
+            }
+            Error::Group { got } => write!(formatter, "groups of {got} are not possible"),
+            Error::Exists { path } => write!(formatter, "{} is not empty", path.display()),
+            Error::IsFolder { path } => write!(formatter, "{} is a folder", path.display()),
+            Error::IsFile { path } => write!(formatter, "{} is a file", path.display()),
+            Error::Space { path, needed, free } => write!(
+                formatter,
+                "the weights need {:.1} GB, {} has {:.1} GB free",
+                gigabytes(*needed),
+                path.display(),
+                gigabytes(*free)
+            ),
+            Error::Io { path, .. } | Error::Weights { path, .. } => {
+                write!(formatter, "cannot write {}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            Error::Weights { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

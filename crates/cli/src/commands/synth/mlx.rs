@@ -1,0 +1,277 @@
+//! An MLX folder: safetensors of at most 5 GB with an index, config, tokenizer and chat template.
+//!
+//! config.json comes last, so a folder that was left half written does not pass for a model.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use checkpoint::Dtype;
+use checkpoint::write::{Declaration, SafetensorsWriter};
+use serde_json::{Map, Value, json};
+
+use super::parts::{Part, Progress, mlx_parts, stream};
+use super::shape::{Delta, Family, FeedForward, Shape};
+use super::tensors::{Content, Tensor};
+use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, TOKENIZER, TOKENIZER_CONFIG};
+use super::{BITS, Error, Request, Values};
+
+/// The size at which mlx-lm starts a new file.
+const SHARD_BYTES: u64 = 5 << 30;
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// One weight file: what its header declares and what fills it.
+#[derive(Default)]
+struct Shard {
+    declarations: Vec<Declaration>,
+    parts: Vec<Part>,
+    bytes: u64,
+}
+
+/// Bytes of all weights.
+pub(crate) fn weight_bytes(tensors: &[Tensor], values: Values) -> u64 {
+    tensors.iter().flat_map(|tensor| mlx_parts(tensor, values)).map(|part| part.bytes()).sum()
+}
+
+/// Writes the folder, whose weights are `tensors`.
+pub(crate) fn write(
+    request: &Request,
+    tensors: &[Tensor],
+    progress: Progress<'_>,
+) -> Result<(), Error> {
+    let folder = &request.out;
+    fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
+    remove_weights(folder)?;
+    let outcome = write_files(request, tensors, progress);
+    if outcome.is_err() {
+        // What went wrong matters more than what cannot be tidied up.
+        let _ = remove_weights(folder);
+    }
+    outcome
+}
+
+fn write_files(request: &Request, tensors: &[Tensor], progress: Progress<'_>) -> Result<(), Error> {
+    let shards = shards(tensors, request.values);
+    let total: u64 = shards.iter().map(|shard| shard.bytes).sum();
+    let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
+    let mut weight_map = Map::new();
+    let mut done = 0;
+    for (index, shard) in shards.iter().enumerate() {
+        let name = match shards.len() {
+            1 => "model.safetensors".to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+        let path = request.out.join(&name);
+        let failed = |source| Error::weights(&path, source);
+        let mut writer =
+            SafetensorsWriter::create(&path, &shard.declarations, &metadata).map_err(failed)?;
+        stream(&shard.parts, request.threads, |tensor, bytes| {
+            writer.write(tensor, bytes).map_err(failed)?;
+            done += bytes.len() as u64;
+            progress(done, total);
+            Ok(())
+        })?;
+        writer.finish().map_err(failed)?;
+        for declaration in &shard.declarations {
+            weight_map.insert(declaration.name.clone(), json!(name));
+        }
+    }
+    weight_map.sort_keys();
+    let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+    let generation = json!({ "eos_token_id": [END_OF_TURN, END_OF_TEXT], "do_sample": false });
+    for (name, text) in [
+        (INDEX, pretty(&index)),
+        ("generation_config.json", pretty(&generation)),
+        ("tokenizer.json", TOKENIZER.to_owned()),
+        ("tokenizer_config.json", TOKENIZER_CONFIG.to_owned()),
+        ("chat_template.jinja", CHAT_TEMPLATE.to_owned()),
+        ("config.json", pretty(&config(&request.shape, request.layers, request.values.group))),
+    ] {
+        let path = request.out.join(name);
+        fs::write(&path, text).map_err(|source| Error::io(&path, source))?;
+    }
+    Ok(())
+}
+
+fn shards(tensors: &[Tensor], values: Values) -> Vec<Shard> {
+    let mut shards = vec![Shard::default()];
+    for tensor in tensors {
+        let parts = mlx_parts(tensor, values);
+        let bytes: u64 = parts.iter().map(Part::bytes).sum();
+        if shards.last().is_some_and(|last| last.bytes > 0 && last.bytes + bytes > SHARD_BYTES) {
+            shards.push(Shard::default());
+        }
+        if let Some(shard) = shards.last_mut() {
+            for (part, (dtype, shape)) in parts.into_iter().zip(stored(tensor, values.group)) {
+                shard.declarations.push(Declaration::new(part.name.clone(), dtype, &shape));
+                shard.parts.push(part);
+            }
+            shard.bytes += bytes;
+        }
+    }
+    shards
+}
+
+/// Dtype and shape of each part, in the order of [`mlx_parts`].
+fn stored(tensor: &Tensor, group: usize) -> Vec<(Dtype, Vec<usize>)> {
+    let with_last = |last: usize| {
+        let mut shape = tensor.shape.clone();
+        if let Some(inputs) = shape.last_mut() {
+            *inputs = last;
+        }
+        shape
+    };
+    match tensor.content {
+        Content::Affine { .. } => {
+            let groups = with_last(tensor.cols / group);
+            let codes = with_last(tensor.cols * BITS / 32);
+            vec![(Dtype::U32, codes), (Dtype::F16, groups.clone()), (Dtype::F16, groups)]
+        }
+        Content::Plain(_) | Content::NegativeExp(_) | Content::Fixed(_) => {
+            vec![(Dtype::F32, tensor.shape.clone())]
+        }
+    }
+}
+
+/// Weights of an earlier model would be read together with the new ones.
+fn remove_weights(folder: &Path) -> Result<(), Error> {
+    let entries = fs::read_dir(folder).map_err(|source| Error::io(folder, source))?;
+    let paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    for path in paths {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let weights = name.starts_with("model") && name.ends_with(".safetensors");
+        if weights || name == INDEX || name == "config.json" {
+            fs::remove_file(&path).map_err(|source| Error::io(&path, source))?;
+        }
+    }
+    Ok(())
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// config.json as mlx-lm writes it for the family.
+pub(crate) fn config(shape: &Shape, layers: usize, group: usize) -> Value {
+    let (base, class) = match (shape.family, shape.has_experts()) {
+        (Family::Qwen35, true) => ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+        (Family::Qwen35, false) => ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        (Family::Qwen3, true) => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        (Family::Qwen3, false) => ("qwen3", "Qwen3ForCausalLM"),
+        (Family::Llama, _) => ("llama", "LlamaForCausalLM"),
+    };
+    let text = text_config(shape, layers);
+    let mut root = Map::new();
+    root.insert("architectures".into(), json!([class]));
+    root.insert("model_type".into(), json!(base));
+    if shape.family == Family::Qwen35 {
+        let mut text = text;
+        text.insert("model_type".into(), json!(format!("{base}_text")));
+        root.insert("text_config".into(), Value::Object(text));
+    } else {
+        root.extend(text);
+    }
+    let quantization = json!({ "group_size": group, "bits": BITS, "mode": "affine" });
+    root.insert("tie_word_embeddings".into(), json!(shape.tied));
+    root.insert("dtype".into(), json!("float16"));
+    root.insert("eos_token_id".into(), json!([END_OF_TURN, END_OF_TEXT]));
+    root.insert("pad_token_id".into(), json!(END_OF_TEXT));
+    root.insert("quantization".into(), quantization.clone());
+    root.insert("quantization_config".into(), quantization);
+    root.insert("synthetic".into(), json!({ "like": shape.name, "layers_of": shape.layers }));
+    Value::Object(root)
+}
+
+fn text_config(shape: &Shape, layers: usize) -> Map<String, Value> {
+    let mut config = Map::new();
+    let mut set = |key: &str, value: Value| config.insert(key.to_owned(), value);
+    set("hidden_size", json!(shape.hidden));
+    set("num_hidden_layers", json!(layers));
+    set("vocab_size", json!(shape.vocab));
+    set("max_position_embeddings", json!(shape.context));
+    set("rms_norm_eps", json!(f64::from(shape.eps)));
+    set("num_attention_heads", json!(shape.heads));
+    set("num_key_value_heads", json!(shape.kv_heads));
+    set("head_dim", json!(shape.head_dim));
+    set("hidden_act", json!("silu"));
+    set("attention_bias", json!(false));
+    set("tie_word_embeddings", json!(shape.tied));
+    set("rope_theta", json!(shape.rope_theta));
+    match (shape.family, shape.rope_scaling) {
+        (Family::Qwen35, _) => {
+            let rope = json!({
+                "rope_type": "default",
+                "rope_theta": shape.rope_theta,
+                "partial_rotary_factor": shape.partial_rotary(),
+                "mrope_section": shape.rope_sections(),
+                "mrope_interleaved": true,
+            });
+            set("rope_parameters", rope);
+        }
+        (_, Some(scaling)) => {
+            let scaling = json!({
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low,
+                "high_freq_factor": scaling.high,
+                "original_max_position_embeddings": scaling.original_context,
+            });
+            set("rope_scaling", scaling);
+        }
+        (_, None) => {}
+    }
+    match shape.feed_forward {
+        FeedForward::Dense { width } => {
+            set("intermediate_size", json!(width));
+        }
+        FeedForward::Experts { count, used, width, shared } => {
+            set("num_experts", json!(count));
+            set("num_experts_per_tok", json!(used));
+            set("moe_intermediate_size", json!(width));
+            set("norm_topk_prob", json!(true));
+            set("decoder_sparse_step", json!(1));
+            set("mlp_only_layers", json!([]));
+            match shared {
+                Some(width) => set("shared_expert_intermediate_size", json!(width)),
+                // mlx-lm wants the key, though no layer is dense.
+                None => set("intermediate_size", json!(width)),
+            };
+        }
+    }
+    if let Some(delta) = shape.delta {
+        let kind = |layer| match shape.is_full_attention(layer) {
+            true => "full_attention",
+            false => "linear_attention",
+        };
+        set("layer_types", json!((0..layers).map(kind).collect::<Vec<_>>()));
+        set("full_attention_interval", json!(Shape::FULL_ATTENTION_INTERVAL));
+        set("linear_num_key_heads", json!(delta.key_heads));
+        set("linear_num_value_heads", json!(delta.value_heads));
+        set("linear_key_head_dim", json!(delta.head_dim));
+        set("linear_value_head_dim", json!(delta.head_dim));
+        set("linear_conv_kernel_dim", json!(Delta::TAPS));
+    }
+    config
+}
+
+/// A folder whose weights are holes: headers and sizes are real, and it takes no space.
+#[cfg(test)]
+pub(crate) fn write_holes(folder: &Path, shape: &Shape, layers: usize, tensors: &[Tensor]) {
+    let values = Values { seed: 0, group: 32 };
+    let mut declarations = Vec::new();
+    for tensor in tensors {
+        let parts = mlx_parts(tensor, values).into_iter().zip(stored(tensor, values.group));
+        let declare = |(part, (dtype, shape)): (Part, (Dtype, Vec<usize>))| {
+            Declaration::new(part.name, dtype, &shape)
+        };
+        declarations.extend(parts.map(declare));
+    }
+    let path = folder.join("model.safetensors");
+    let file = fs::File::create(&path).expect("a file");
+    SafetensorsWriter::new(&file, &declarations, &BTreeMap::new()).expect("a header");
+    let header = file.metadata().expect("a file").len();
+    file.set_len(header + weight_bytes(tensors, values)).expect("a sparse file");
+    let config = pretty(&config(shape, layers, values.group));
+    fs::write(folder.join("config.json"), config).expect("written");
+}

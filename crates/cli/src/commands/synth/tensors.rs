@@ -1,0 +1,349 @@
+//! The tensors of a shape: their names in both formats, their sizes, and what fills them.
+//!
+//! Rows and columns are in the order of the MLX file. llama.cpp wants some of them in another
+//! order; [`Order`] says which row or column of ours lies where in its file.
+//!
+//! Sizes of values: with RMS norms of about one, a matrix with deviation 1/√inputs keeps
+//! activations near one. What goes back into the residual stream is scaled down by the number of
+//! layers of the whole shape, so that the stream ends about half token and half context whatever
+//! the depth: it neither explodes nor forgets its token, and tokens keep choosing different experts.
+
+use super::draw::Fill;
+use super::shape::{Delta, Family, FeedForward, RopeScaling, Shape};
+
+/// Deviation of the router's logits: the best of a few hundred experts gets some twenty percent.
+const ROUTER_STD: f32 = 1.5;
+
+/// Deviation of the output logits.
+const LOGIT_STD: f32 = 3.0;
+
+/// One tensor of the model.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    /// The MLX name, without `.weight` if it is quantised; `None` for what only GGUF stores.
+    pub(crate) mlx: Option<String>,
+    /// The MLX dimensions, outermost first, before packing.
+    pub(crate) shape: Vec<usize>,
+    /// The GGUF name.
+    pub(crate) gguf: String,
+    /// The GGUF dimensions, innermost first.
+    pub(crate) dimensions: Vec<u64>,
+    /// Rows, through all experts of a stack.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) content: Content,
+    pub(crate) row_order: Order,
+    pub(crate) col_order: Order,
+}
+
+/// What a tensor holds.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Content {
+    /// 4-bit codes with a scale and a bias for each group.
+    Affine { std: f32 },
+    /// f32 values.
+    Plain(Fill),
+    /// f32 values that GGUF stores as −exp(value).
+    NegativeExp(Fill),
+    /// f32 values that are not random.
+    Fixed(Vec<f32>),
+}
+
+/// Which of our rows (or columns) lies at an index of the GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Same,
+    /// From `first` on, value heads of `width`: ours lie grouped by key head, llama.cpp's tiled
+    /// (`conversion/qwen.py`: head v of key head k at v · key_heads + k).
+    Tiled {
+        first: usize,
+        key_heads: usize,
+        ratio: usize,
+        width: usize,
+    },
+    /// llama.cpp's Llama rotates neighbours, everyone else element i with i + head_dim / 2.
+    Pairs {
+        head_dim: usize,
+    },
+}
+
+impl Order {
+    pub(crate) fn source(self, index: usize) -> usize {
+        match self {
+            Order::Same => index,
+            Order::Tiled { first, .. } if index < first => index,
+            Order::Tiled { first, key_heads, ratio, width } => {
+                let (head, within) = ((index - first) / width, (index - first) % width);
+                let (value, key) = (head / key_heads, head % key_heads);
+                first + (key * ratio + value) * width + within
+            }
+            Order::Pairs { head_dim } => {
+                let (head, within) = (index / head_dim, index % head_dim);
+                head * head_dim + (within % 2) * (head_dim / 2) + within / 2
+            }
+        }
+    }
+}
+
+/// All tensors of the first `layers` layers of a shape, in the order they are written.
+pub(crate) fn tensors(shape: &Shape, layers: usize) -> Vec<Tensor> {
+    let mut list = List { shape, tensors: Vec::new() };
+    list.embedding();
+    for layer in 0..layers {
+        list.layer(layer);
+    }
+    list.output();
+    list.tensors
+}
+
+struct List<'a> {
+    shape: &'a Shape,
+    tensors: Vec<Tensor>,
+}
+
+impl List<'_> {
+    /// Deviation of the residual stream. A tied table must serve as output head too.
+    fn stream_std(&self) -> f32 {
+        if self.shape.tied { LOGIT_STD / (self.shape.hidden as f32).sqrt() } else { 1.0 }
+    }
+
+    /// The gain of matrices that write to the residual stream.
+    fn output_gain(&self) -> f32 {
+        self.stream_std() * 2.0 / (2.0 * self.shape.layers as f32).sqrt()
+    }
+
+    fn embedding(&mut self) {
+        let (vocab, hidden) = (self.shape.vocab, self.shape.hidden);
+        let gain = self.stream_std() * (hidden as f32).sqrt();
+        let name = self.model("embed_tokens");
+        self.linear(name, "token_embd.weight".into(), [vocab, hidden], gain);
+        if let Some(scaling) = self.shape.rope_scaling {
+            self.rope_factors(&scaling);
+        }
+    }
+
+    fn output(&mut self) {
+        let (vocab, hidden) = (self.shape.vocab, self.shape.hidden);
+        let name = self.model("norm.weight");
+        self.vector(name, "output_norm.weight".into(), hidden, Fill::NearOne);
+        if !self.shape.tied {
+            let name = match self.shape.family {
+                Family::Qwen35 => "language_model.lm_head",
+                Family::Qwen3 | Family::Llama => "lm_head",
+            };
+            self.linear(name.into(), "output.weight".into(), [vocab, hidden], LOGIT_STD);
+        }
+    }
+
+    fn layer(&mut self, layer: usize) {
+        let shape = self.shape;
+        let path = self.model(&format!("layers.{layer}"));
+        let block = format!("blk.{layer}");
+        let norm = format!("{path}.input_layernorm.weight");
+        self.vector(norm, format!("{block}.attn_norm.weight"), shape.hidden, Fill::NearOne);
+        match shape.delta.filter(|_| !shape.is_full_attention(layer)) {
+            Some(delta) => self.delta(&format!("{path}.linear_attn"), &block, delta),
+            None => self.attention(&format!("{path}.self_attn"), &block),
+        }
+        let name = match shape.family {
+            Family::Qwen35 => "post_attention_norm",
+            Family::Qwen3 | Family::Llama => "ffn_norm",
+        };
+        let norm = format!("{path}.post_attention_layernorm.weight");
+        self.vector(norm, format!("{block}.{name}.weight"), shape.hidden, Fill::NearOne);
+        self.feed_forward(&format!("{path}.mlp"), &block);
+    }
+
+    fn attention(&mut self, path: &str, block: &str) {
+        let shape = self.shape;
+        let (hidden, head_dim) = (shape.hidden, shape.head_dim);
+        let (query, key) = (shape.heads * head_dim, shape.kv_heads * head_dim);
+        // Qwen3.5 has a gate for each query.
+        let query_rows = if shape.family == Family::Qwen35 { 2 * query } else { query };
+        let order = match shape.family {
+            Family::Llama => Order::Pairs { head_dim },
+            Family::Qwen35 | Family::Qwen3 => Order::Same,
+        };
+        for (ours, theirs, rows, order) in [
+            ("q_proj", "attn_q", query_rows, order),
+            ("k_proj", "attn_k", key, order),
+            ("v_proj", "attn_v", key, Order::Same),
+        ] {
+            let gguf = format!("{block}.{theirs}.weight");
+            self.linear(format!("{path}.{ours}"), gguf, [rows, hidden], 1.0).row_order = order;
+        }
+        let gain = self.output_gain();
+        let gguf = format!("{block}.attn_output.weight");
+        self.linear(format!("{path}.o_proj"), gguf, [hidden, query], gain);
+        if shape.family != Family::Llama {
+            for (ours, theirs) in [("q_norm", "attn_q_norm"), ("k_norm", "attn_k_norm")] {
+                let gguf = format!("{block}.{theirs}.weight");
+                self.vector(format!("{path}.{ours}.weight"), gguf, head_dim, Fill::NearOne);
+            }
+        }
+    }
+
+    fn delta(&mut self, path: &str, block: &str, delta: Delta) {
+        let hidden = self.shape.hidden;
+        let (key_heads, heads) = (delta.key_heads, delta.value_heads);
+        let ratio = heads / key_heads;
+        let tiled = |first, width| Order::Tiled { first, key_heads, ratio, width };
+        let values = tiled(0, delta.head_dim);
+        let after_keys = tiled(2 * delta.key_width(), delta.head_dim);
+        for (ours, theirs, rows, order) in [
+            ("in_proj_qkv", "attn_qkv", delta.channels(), after_keys),
+            ("in_proj_z", "attn_gate", delta.value_width(), values),
+            ("in_proj_b", "ssm_beta", heads, tiled(0, 1)),
+            ("in_proj_a", "ssm_alpha", heads, tiled(0, 1)),
+        ] {
+            let gguf = format!("{block}.{theirs}.weight");
+            self.linear(format!("{path}.{ours}"), gguf, [rows, hidden], 1.0).row_order = order;
+        }
+        let gain = self.output_gain();
+        let out = format!("{path}.out_proj");
+        let gguf = format!("{block}.ssm_out.weight");
+        self.linear(out, gguf, [hidden, delta.value_width()], gain).col_order = values;
+
+        let std = 1.0 / (Delta::TAPS as f32).sqrt();
+        self.push(Tensor {
+            mlx: Some(format!("{path}.conv1d.weight")),
+            shape: vec![delta.channels(), Delta::TAPS, 1],
+            gguf: format!("{block}.ssm_conv1d.weight"),
+            dimensions: vec![Delta::TAPS as u64, delta.channels() as u64],
+            rows: delta.channels(),
+            cols: Delta::TAPS,
+            content: Content::Plain(Fill::Normal { std }),
+            row_order: after_keys,
+            col_order: Order::Same,
+        });
+        for (ours, theirs, content) in [
+            ("A_log", "ssm_a", Content::NegativeExp(Fill::DecayLog)),
+            ("dt_bias", "ssm_dt.bias", Content::Plain(Fill::TimeStep)),
+        ] {
+            let gguf = format!("{block}.{theirs}");
+            let vector = self.vector(format!("{path}.{ours}"), gguf, heads, Fill::NearOne);
+            vector.content = content;
+            vector.col_order = tiled(0, 1);
+        }
+        let norm = format!("{path}.norm.weight");
+        self.vector(norm, format!("{block}.ssm_norm.weight"), delta.head_dim, Fill::NearOne);
+    }
+
+    fn feed_forward(&mut self, path: &str, block: &str) {
+        match self.shape.feed_forward {
+            FeedForward::Dense { width } => self.swiglu(path, block, "", None, width),
+            FeedForward::Experts { count, width, shared, .. } => {
+                let hidden = self.shape.hidden;
+                let router = format!("{path}.gate.weight");
+                let std = ROUTER_STD / (hidden as f32).sqrt();
+                let gguf = format!("{block}.ffn_gate_inp.weight");
+                self.matrix(router, gguf, [count, hidden], Fill::Normal { std });
+                self.swiglu(&format!("{path}.switch_mlp"), block, "_exps", Some(count), width);
+                if let Some(width) = shared {
+                    let gate = format!("{path}.shared_expert_gate.weight");
+                    let std = 1.0 / (hidden as f32).sqrt();
+                    let gguf = format!("{block}.ffn_gate_inp_shexp.weight");
+                    let gate = self.matrix(gate, gguf, [1, hidden], Fill::Normal { std });
+                    gate.dimensions = vec![hidden as u64];
+                    self.swiglu(&format!("{path}.shared_expert"), block, "_shexp", None, width);
+                }
+            }
+        }
+    }
+
+    /// Gate, up and down; a stack of them for experts.
+    fn swiglu(&mut self, path: &str, block: &str, kind: &str, stack: Option<usize>, width: usize) {
+        let hidden = self.shape.hidden;
+        let gain = self.output_gain();
+        for (ours, theirs, rows, cols, gain) in [
+            ("gate_proj", "ffn_gate", width, hidden, 1.0),
+            ("up_proj", "ffn_up", width, hidden, 1.0),
+            ("down_proj", "ffn_down", hidden, width, gain),
+        ] {
+            let gguf = format!("{block}.{theirs}{kind}.weight");
+            let linear = self.linear(format!("{path}.{ours}"), gguf, [rows, cols], gain);
+            if let Some(count) = stack {
+                linear.shape.insert(0, count);
+                linear.dimensions.push(count as u64);
+                linear.rows *= count;
+            }
+        }
+    }
+
+    /// Llama 3 stretches slow rotations; GGUF has the divisors as a tensor
+    /// (`conversion/llama.py`), MLX computes them from the config.
+    fn rope_factors(&mut self, scaling: &RopeScaling) {
+        let dim = self.shape.head_dim;
+        let original = scaling.original_context as f64;
+        let (long, short) = (original / scaling.low, original / scaling.high);
+        let factor = |pair: usize| {
+            let frequency = self.shape.rope_theta.powf(-(2.0 * pair as f64) / dim as f64);
+            let wavelength = 2.0 * std::f64::consts::PI / frequency;
+            if wavelength < short {
+                return 1.0;
+            }
+            if wavelength > long {
+                return scaling.factor;
+            }
+            let smooth = (original / wavelength - scaling.low) / (scaling.high - scaling.low);
+            1.0 / ((1.0 - smooth) / scaling.factor + smooth)
+        };
+        let factors = (0..dim / 2).map(|pair| factor(pair) as f32).collect();
+        let tensor = self.vector(String::new(), "rope_freqs.weight".into(), dim / 2, Fill::NearOne);
+        tensor.mlx = None;
+        tensor.content = Content::Fixed(factors);
+    }
+
+    /// The MLX name of something in the decoder.
+    fn model(&self, name: &str) -> String {
+        match self.shape.family {
+            Family::Qwen35 => format!("language_model.model.{name}"),
+            Family::Qwen3 | Family::Llama => format!("model.{name}"),
+        }
+    }
+
+    fn linear(
+        &mut self,
+        mlx: String,
+        gguf: String,
+        [rows, cols]: [usize; 2],
+        gain: f32,
+    ) -> &mut Tensor {
+        let tensor = self.matrix(mlx, gguf, [rows, cols], Fill::NearOne);
+        tensor.content = Content::Affine { std: gain / (cols as f32).sqrt() };
+        tensor
+    }
+
+    fn matrix(
+        &mut self,
+        mlx: String,
+        gguf: String,
+        [rows, cols]: [usize; 2],
+        fill: Fill,
+    ) -> &mut Tensor {
+        self.push(Tensor {
+            mlx: Some(mlx),
+            shape: vec![rows, cols],
+            gguf,
+            dimensions: vec![cols as u64, rows as u64],
+            rows,
+            cols,
+            content: Content::Plain(fill),
+            row_order: Order::Same,
+            col_order: Order::Same,
+        })
+    }
+
+    fn vector(&mut self, mlx: String, gguf: String, len: usize, fill: Fill) -> &mut Tensor {
+        let tensor = self.matrix(mlx, gguf, [1, len], fill);
+        tensor.shape = vec![len];
+        tensor.dimensions = vec![len as u64];
+        tensor
+    }
+
+    fn push(&mut self, tensor: Tensor) -> &mut Tensor {
+        self.tensors.push(tensor);
+        let last = self.tensors.len() - 1;
+        &mut self.tensors[last]
+    }
+}

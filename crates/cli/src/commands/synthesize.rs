@@ -1,0 +1,28 @@
+//! `millstream synth`, as it is typed: from options to a request, and a bar while it is written.
+
+use anyhow::Result;
+
+use super::synth::{Format, Request, Values, write};
+use crate::args::{SynthArgs, SynthFormat};
+use crate::invocation::Invocation;
+use crate::size;
+
+pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
+    let format = match args.format {
+        SynthFormat::Mlx => Format::Mlx,
+        SynthFormat::Gguf => Format::Gguf,
+    };
+    let values = Values { seed: args.seed, group: args.group };
+    let mut request = Request::new(&args.like, args.layers, values, format, args.out.clone())?;
+    request.force = args.force;
+    request.threads = invocation.global.threads.unwrap_or(request.threads);
+    let weight_bytes = request.weight_bytes();
+    let bar = invocation.console.byte_bar("writing", weight_bytes);
+    let written = write(&request, &|done, _total| bar.set_position(done));
+    bar.finish_and_clear();
+    written?;
+    let (layers, bytes) = (request.layers, size::bytes(weight_bytes));
+    let (name, out) = (request.shape.name, args.out.display());
+    eprintln!("{out}: {layers} layers of {name}, {bytes} of weights");
+    Ok(())
+}

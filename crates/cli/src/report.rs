@@ -1,0 +1,141 @@
+//! How failures read: `error:` what failed, `caused by:` why, `hint:` what to do.
+//!
+//! Exit codes: 0 done, 1 failed, 2 the command line makes no sense, 130 interrupted.
+
+use std::fmt;
+use std::io::Write;
+use std::process::ExitCode;
+
+use crate::console::{Console, Tone, is_broken_pipe};
+
+/// A failure with advice that belongs to it.
+#[derive(Debug)]
+pub(crate) struct Advised {
+    message: String,
+    hints: Vec<String>,
+    usage: bool,
+}
+
+impl Advised {
+    /// Something failed; `hint` says what to do.
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Advised {
+        Advised { message: message.into(), hints: vec![hint.into()], usage: false }
+    }
+
+    /// Something failed; all of `hints` may help.
+    pub(crate) fn with_hints(message: impl Into<String>, hints: Vec<String>) -> Advised {
+        Advised { message: message.into(), hints, usage: false }
+    }
+
+    /// The command line makes no sense.
+    pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Advised {
+        Advised { usage: true, ..Advised::new(message, hint) }
+    }
+}
+
+impl fmt::Display for Advised {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Advised {}
+
+/// Ctrl-C ended an answer.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// Says what went wrong and gives the exit code.
+pub(crate) fn failure(error: &anyhow::Error, console: Console) -> ExitCode {
+    // Whoever read our output has what they wanted: `millstream show … | head`.
+    if is_broken_pipe(error) {
+        return ExitCode::SUCCESS;
+    }
+    if error.is::<Interrupted>() {
+        return ExitCode::from(130);
+    }
+    let mut text = String::new();
+    for (index, cause) in error.chain().enumerate() {
+        let label = if index == 0 { "error:" } else { "caused by:" };
+        text.push_str(&format!("{} {cause}\n", console.paint(Tone::Error, label)));
+    }
+    for hint in hints(error) {
+        text.push_str(&format!("{} {hint}\n", console.paint(Tone::Hint, "hint:")));
+    }
+    // Nobody is left to hear of a standard error that is closed.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+    let usage = error.downcast_ref::<Advised>().is_some_and(|advised| advised.usage);
+    ExitCode::from(if usage { 2 } else { 1 })
+}
+
+/// Says what clap found wrong, in our words for advice, and gives the exit code.
+pub(crate) fn bad_usage(error: &clap::Error, console: Console) -> ExitCode {
+    if !error.use_stderr() {
+        // Help and version were asked for; a closed pipe is as good as a reader.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let rendered = error.render();
+    let (plain, coloured) = (rendered.to_string(), rendered.ansi().to_string());
+    let text = if console.paint(Tone::Error, "").is_empty() { plain } else { coloured };
+    let _ = std::io::stderr().write_all(text.replace("tip:", "hint:").as_bytes());
+    ExitCode::from(2)
+}
+
+/// Advice for every cause that has some.
+fn hints(error: &anyhow::Error) -> Vec<String> {
+    let mut hints: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        if let Some(advised) = cause.downcast_ref::<Advised>() {
+            hints.extend(advised.hints.iter().cloned());
+        } else if let Some(error) = cause.downcast_ref::<hub::Error>() {
+            hints.extend(error.hint().iter().flat_map(|hint| hint.lines()).map(str::to_owned));
+        } else if let Some(error) = cause.downcast_ref::<engine::Error>() {
+            hints.extend(engine_hint(error));
+        } else if let Some(error) = cause.downcast_ref::<crate::commands::synth::Error>() {
+            hints.extend(error.hint());
+        }
+    }
+    hints
+}
+
+fn engine_hint(error: &engine::Error) -> Option<String> {
+    use engine::Error;
+    match error {
+        Error::Context { needed, .. } => {
+            Some(format!("--context {} makes room, if the model allows it", needed + 512))
+        }
+        Error::Isa { .. } => {
+            let sets: Vec<&str> = machine::cpu::Isa::ALL
+                .into_iter()
+                .filter(|&isa| machine::cpu::supports(isa))
+                .map(machine::cpu::Isa::name)
+                .collect();
+            Some(format!("this machine can run {}", sets.join(", ")))
+        }
+        Error::NoTokenizer => {
+            Some("`millstream logits` works with token ids and needs no tokenizer".to_owned())
+        }
+        Error::Model(model::Error::Checkpoint(error)) | Error::Checkpoint(error) => {
+            checkpoint_hint(error)
+        }
+        _ => None,
+    }
+}
+
+fn checkpoint_hint(error: &checkpoint::Error) -> Option<String> {
+    match error {
+        checkpoint::Error::OutOfRange { .. } | checkpoint::Error::ShortRead { .. } => {
+            Some("the file is shorter than its header says: download it again".to_owned())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,59 @@
+//! Measures products against their floors: bytes of weights over the bandwidth of a plain read.
+//!
+//! `cargo run --release -p millstream-compute --example kernels [THREADS]`
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use compute::{CpuBackend, Encoding, Float, Input, Linear, Step, Weight};
+use machine::pages::Pages;
+
+fn main() {
+    let threads: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(2);
+    let isa = machine::cpu::isa();
+    let (cols, rows, count) = (2048, 2048, 256);
+    println!("{isa}, {threads} threads, {count} weights of [{rows}, {cols}]");
+    for encoding in [
+        Encoding::Affine { bits: 4, group: 32, scale: Float::F16 },
+        Encoding::Affine { bits: 4, group: 64, scale: Float::Bf16 },
+        Encoding::Affine { bits: 8, group: 64, scale: Float::Bf16 },
+        Encoding::Mxfp4,
+        Encoding::Dense(Float::Bf16),
+    ] {
+        let bytes = encoding.matrix_bytes(rows, cols);
+        let mut memory = Pages::new(bytes * count).expect("memory");
+        for (i, word) in memory.chunks_exact_mut(2).enumerate() {
+            word.copy_from_slice(&((i as u16).wrapping_mul(40_503) & 0x3bff).to_le_bytes());
+        }
+        let memory = Arc::new(memory);
+        let weights: Vec<Linear> = (0..count)
+            .map(|i| Linear {
+                weight: Weight::new(Arc::clone(&memory), i * bytes, rows, cols, encoding),
+                bias: None,
+            })
+            .collect();
+        for x_rows in [1usize, 4, 16, 64, 512] {
+            let mut backend = CpuBackend::new(isa, threads, x_rows * (rows + cols) + 4096).expect("backend");
+            let used = if x_rows > 16 { 16 } else { count };
+            let mut best = f64::MAX;
+            for _ in 0..4 {
+                let mut step = backend.begin();
+                let row: Arc<[f32]> = (0..cols).map(|i| (i % 17) as f32 - 8.0).collect();
+                let inputs: Vec<Input> = (0..x_rows).map(|_| Input::Embedding(Arc::clone(&row))).collect();
+                let x = step.embed(&weights[0].weight, &inputs);
+                let start = Instant::now();
+                for w in &weights[..used] {
+                    let mark = step.mark();
+                    std::hint::black_box(step.matmul(x, &[w]));
+                    step.release(mark);
+                }
+                best = best.min(start.elapsed().as_secs_f64());
+            }
+            let gigabytes = (bytes * used) as f64 / best / 1e9;
+            let gigaflops = 2.0 * (rows * cols * used * x_rows) as f64 / best / 1e9;
+            println!("{encoding:?} × {x_rows:3} rows: {gigabytes:6.1} GB/s, {gigaflops:7.0} GFLOP/s");
+        }
+    }
+    let bandwidth = machine::probe::read_bandwidth(threads, 1 << 30).expect("memory");
+    println!("plain read: {:.1} GB/s", bandwidth / 1e9);
+}

@@ -1,0 +1,489 @@
+//! From logits to a token.
+//!
+//! In this order: logit bias → penalties (repetition, then presence and frequency) → temperature → top-k → top-p →
+//! min-p → one draw from what is left, by inverse CDF over the candidates from the likeliest down, equal ones by lower
+//! id. Temperature 0 takes the largest adjusted logit instead, equal ones by lower id.
+//!
+//! Log-probabilities are those of the logits as handed in: softmax at temperature 1 before bias, penalties and
+//! filters, as OpenAI reports them.
+//!
+//! Invariant: a token is a pure function of logits, history, parameters and position. The random number depends on
+//! seed and position alone, weights are summed in f64 in a fixed order with an exponential of our own, so neither
+//! other requests nor the platform's mathematics library changes a token.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+/// How the next token is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 is greedy.
+    pub temperature: f32,
+    /// Only this many of the likeliest tokens; 0 is all of them.
+    pub top_k: usize,
+    /// Only the fewest likeliest tokens whose probabilities reach this sum; 1 is all of them.
+    pub top_p: f32,
+    /// Only tokens at least this likely, relative to the likeliest; 0 is all of them.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the answer; 1 is none.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens in the answer.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens in the answer, once for each time they occur.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// With the position, decides every draw.
+    pub seed: u64,
+    /// Report the token's log-probability and those of this many likeliest tokens; `None` saves the work.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for SamplingParams {
+    /// OpenAI's defaults: the model's own distribution.
+    fn default() -> SamplingParams {
+        SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// The defaults at temperature 0.
+    pub fn greedy() -> SamplingParams {
+        SamplingParams { temperature: 0.0, ..SamplingParams::default() }
+    }
+
+    /// Refuses values outside the ranges of the OpenAI API (and, for the fields it does not have, of its peers).
+    pub fn validate(&self) -> Result<(), SampleError> {
+        fn check(
+            field: &'static str,
+            got: f32,
+            allowed: &'static str,
+            ok: bool,
+        ) -> Result<(), SampleError> {
+            if ok { Ok(()) } else { Err(SampleError::OutOfRange { field, allowed, got }) }
+        }
+        let t = self.temperature;
+        check("temperature", t, "0 to 2", (0.0..=2.0).contains(&t))?;
+        check("top_p", self.top_p, "0 to 1", (0.0..=1.0).contains(&self.top_p))?;
+        check("min_p", self.min_p, "0 to 1", (0.0..=1.0).contains(&self.min_p))?;
+        let repetition = self.repetition_penalty;
+        let ok = repetition > 0.0 && repetition <= 10.0;
+        check("repetition_penalty", repetition, "above 0, to 10", ok)?;
+        let penalties = [
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ];
+        for (field, penalty) in penalties {
+            check(field, penalty, "-2 to 2", (-2.0..=2.0).contains(&penalty))?;
+        }
+        for &(_, bias) in &self.logit_bias {
+            check("logit_bias", bias, "-100 to 100", (-100.0..=100.0).contains(&bias))?;
+        }
+        let top = self.logprobs.unwrap_or(0);
+        check("logprobs", top as f32, "0 to 20", top <= 20)
+    }
+
+    fn penalises(&self) -> bool {
+        (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+    }
+}
+
+/// Why there is no token.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SampleError {
+    /// A parameter makes no sense.
+    #[error("{field} must be {allowed}, got {got}")]
+    OutOfRange {
+        /// Name of the field.
+        field: &'static str,
+        /// What it may be.
+        allowed: &'static str,
+        /// What it is.
+        got: f32,
+    },
+    /// A biased token does not exist.
+    #[error("logit_bias names token {token}, the vocabulary has {vocabulary}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Tokens there are.
+        vocabulary: usize,
+    },
+    /// There are no logits at all.
+    #[error("there are no logits to choose from")]
+    EmptyVocabulary,
+    /// The model's arithmetic broke down.
+    #[error("{nan} of {vocabulary} logits are NaN and {infinite} are infinite")]
+    BrokenLogits {
+        /// How many are not a number.
+        nan: usize,
+        /// How many are plus infinity; minus infinity is a masked token.
+        infinite: usize,
+        /// Tokens there are.
+        vocabulary: usize,
+    },
+    /// A constraint left nothing.
+    #[error("all {vocabulary} tokens are masked")]
+    AllMasked {
+        /// Tokens there are.
+        vocabulary: usize,
+    },
+}
+
+/// Which tokens a sequence holds: what penalties look at.
+#[derive(Clone, Debug, Default)]
+pub struct TokenCounts {
+    /// Every token of the prompt or the answer, with its occurrences in the answer.
+    generated: HashMap<u32, u32>,
+}
+
+impl TokenCounts {
+    /// An empty history.
+    pub fn new() -> TokenCounts {
+        TokenCounts::default()
+    }
+
+    /// Adds tokens of the prompt.
+    pub fn push_prompt(&mut self, tokens: &[u32]) {
+        for &token in tokens {
+            self.generated.entry(token).or_insert(0);
+        }
+    }
+
+    /// Adds a generated token.
+    pub fn push(&mut self, token: u32) {
+        let count = self.generated.entry(token).or_insert(0);
+        *count = count.saturating_add(1);
+    }
+
+    /// Whether the token is in the prompt or the answer.
+    pub fn contains(&self, token: u32) -> bool {
+        self.generated.contains_key(&token)
+    }
+
+    /// Occurrences in the answer.
+    pub fn generated(&self, token: u32) -> u32 {
+        self.generated.get(&token).copied().unwrap_or(0)
+    }
+}
+
+/// A chosen token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability, if log-probabilities were asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens and their log-probabilities, descending.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Buffers that calls reuse; they grow to the vocabulary's size at most twice over.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    adjusted: Vec<f32>,
+    candidates: Vec<Candidate>,
+    weights: Vec<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Candidate {
+    logit: f32,
+    token: u32,
+}
+
+/// Chooses the token at `position`, the number of tokens before it in the sequence.
+pub fn sample(
+    logits: &[f32],
+    history: &TokenCounts,
+    params: &SamplingParams,
+    position: u64,
+    scratch: &mut Scratch,
+) -> Result<Sampled, SampleError> {
+    params.validate()?;
+    let raw_best = best_logit(logits)?;
+    let Scratch { adjusted, candidates, weights } = scratch;
+
+    let (adjusted, best) = if params.logit_bias.is_empty() && !params.penalises() {
+        (logits, raw_best)
+    } else {
+        adjust(logits, history, params, adjusted)?;
+        (adjusted.as_slice(), best_logit(adjusted)?)
+    };
+    let token = if params.temperature == 0.0 {
+        adjusted.iter().position(|&logit| logit == best).unwrap_or(0) as u32
+    } else {
+        draw(adjusted, best, params, uniform(params.seed, position), candidates, weights)
+    };
+
+    let Some(top_count) = params.logprobs else {
+        return Ok(Sampled { token, logprob: None, top: Vec::new() });
+    };
+    let log_mass = mass(logits, raw_best, 1.0).ln();
+    let logprob = |logit: f32| (f64::from(logit) - f64::from(raw_best) - log_mass) as f32;
+    rank(logits, top_count, candidates);
+    let top = candidates.iter().map(|c| (c.token, logprob(c.logit))).collect();
+    Ok(Sampled { token, logprob: Some(logprob(logits[token as usize])), top })
+}
+
+/// The largest logit, or why there is none.
+fn best_logit(logits: &[f32]) -> Result<f32, SampleError> {
+    const LANES: usize = 16;
+    let vocabulary = logits.len();
+    if vocabulary == 0 {
+        return Err(SampleError::EmptyVocabulary);
+    }
+    let mut best = [f32::NEG_INFINITY; LANES];
+    let mut broken = [0u32; LANES];
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut last = [f32::NEG_INFINITY; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    for chunk in chunks.iter().chain([&last]) {
+        for lane in 0..LANES {
+            let logit = chunk[lane];
+            best[lane] = if logit > best[lane] { logit } else { best[lane] };
+            broken[lane] |= u32::from(logit.is_nan() | (logit == f32::INFINITY));
+        }
+    }
+    if broken.iter().any(|&broken| broken != 0) {
+        let nan = logits.iter().filter(|logit| logit.is_nan()).count();
+        let infinite = logits.iter().filter(|&&logit| logit == f32::INFINITY).count();
+        return Err(SampleError::BrokenLogits { nan, infinite, vocabulary });
+    }
+    let best = best.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    if best == f32::NEG_INFINITY {
+        return Err(SampleError::AllMasked { vocabulary });
+    }
+    Ok(best)
+}
+
+/// Bias and penalties. Masked tokens stay masked, and no other one becomes infinite.
+fn adjust(
+    logits: &[f32],
+    history: &TokenCounts,
+    params: &SamplingParams,
+    adjusted: &mut Vec<f32>,
+) -> Result<(), SampleError> {
+    adjusted.clear();
+    adjusted.extend_from_slice(logits);
+    for &(token, bias) in &params.logit_bias {
+        let vocabulary = logits.len();
+        let Some(logit) = adjusted.get_mut(token as usize) else {
+            return Err(SampleError::UnknownToken { token, vocabulary });
+        };
+        if logit.is_finite() {
+            *logit = (*logit + bias).clamp(f32::MIN, f32::MAX);
+        }
+    }
+    if !params.penalises() {
+        return Ok(());
+    }
+    for (&token, &generated) in &history.generated {
+        // Tokens the head does not know (image placeholders) cannot come out of it.
+        let Some(logit) = adjusted.get_mut(token as usize) else { continue };
+        if logit.is_infinite() {
+            continue;
+        }
+        let penalty = params.repetition_penalty;
+        let mut penalised = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        if generated > 0 {
+            penalised -= params.presence_penalty + params.frequency_penalty * generated as f32;
+        }
+        *logit = penalised.clamp(f32::MIN, f32::MAX);
+    }
+    Ok(())
+}
+
+/// Temperature, the filters and the draw.
+fn draw(
+    logits: &[f32],
+    best: f32,
+    params: &SamplingParams,
+    uniform: f64,
+    candidates: &mut Vec<Candidate>,
+    weights: &mut Vec<f64>,
+) -> u32 {
+    let inverse = f64::from(params.temperature).recip();
+    let (top_p, min_p) = (f64::from(params.top_p), f64::from(params.min_p));
+    let limits_count = params.top_k > 0 && params.top_k < logits.len();
+    let limit = if limits_count { params.top_k } else { logits.len() };
+    let filters = limits_count || top_p < 1.0 || min_p > 0.0;
+
+    // Sorting a vocabulary for a token that is nearly always among the first few would be a waste, so candidates are
+    // ranked in growing numbers until the draw falls among them.
+    let mut count = if limits_count { limit } else { limit.min(256) };
+    let mut all_mass = None;
+    loop {
+        rank(logits, count, candidates);
+        weights.clear();
+        weights.extend(candidates.iter().map(|c| weight(c.logit, best, inverse)));
+        let all_mass = if limits_count {
+            weights.iter().sum()
+        } else if top_p < 1.0 || !filters {
+            *all_mass.get_or_insert_with(|| mass(logits, best, inverse))
+        } else {
+            f64::INFINITY // min_p does not look at it
+        };
+
+        // The likeliest candidate weighs 1, so min_p is a bound on the weight itself.
+        let mut kept_mass = 0.0;
+        let mut kept = 0;
+        let mut cut = false;
+        for &weight in weights.iter() {
+            cut = weight < min_p || (top_p < 1.0 && kept > 0 && kept_mass >= top_p * all_mass);
+            if cut {
+                break;
+            }
+            kept_mass += weight;
+            kept += 1;
+        }
+
+        let target = uniform * if filters { kept_mass } else { all_mass };
+        let complete = count >= limit || candidates.len() < count;
+        if cut || complete || (!filters && kept_mass > target) {
+            return candidates[pick(&weights[..kept], target)].token;
+        }
+        count = count.saturating_mul(8).min(limit);
+    }
+}
+
+/// The first index at which the running sum passes `target`; if rounding kept it below, the last that weighs anything.
+fn pick(weights: &[f64], target: f64) -> usize {
+    let mut sum = 0.0;
+    let mut last = 0;
+    for (index, &weight) in weights.iter().enumerate() {
+        sum += weight;
+        if weight > 0.0 {
+            last = index;
+        }
+        if sum > target {
+            break;
+        }
+    }
+    last
+}
+
+/// The `count` likeliest tokens that are not masked, descending, equal ones by lower id; fewer if there are fewer.
+fn rank(logits: &[f32], count: usize, candidates: &mut Vec<Candidate>) {
+    candidates.clear();
+    if count == 0 {
+        return;
+    }
+    // Whatever is not above the count-th best so far cannot be among the best: an equal one has a higher id.
+    let mut bar = f32::NEG_INFINITY;
+    for (token, &logit) in (0u32..).zip(logits) {
+        if logit > bar {
+            candidates.push(Candidate { logit, token });
+            if candidates.len() == count.saturating_mul(2) {
+                candidates.select_nth_unstable_by(count - 1, likelier);
+                candidates.truncate(count);
+                bar = candidates[count - 1].logit;
+            }
+        }
+    }
+    if candidates.len() > count {
+        candidates.select_nth_unstable_by(count - 1, likelier);
+        candidates.truncate(count);
+    }
+    candidates.sort_unstable_by(likelier);
+}
+
+/// Descending by logit (never NaN here), then ascending by token.
+fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
+}
+
+/// What a logit weighs against the best, which weighs 1.
+fn weight(logit: f32, best: f32, inverse_temperature: f64) -> f64 {
+    exp([(f64::from(logit) - f64::from(best)) * inverse_temperature])[0]
+}
+
+/// The weights of all tokens together, in one fixed order.
+fn mass(logits: &[f32], best: f32, inverse_temperature: f64) -> f64 {
+    const LANES: usize = 8;
+    let mut sums = [0.0; LANES];
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut last = [f32::NEG_INFINITY; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    for chunk in chunks.iter().chain([&last]) {
+        let x = chunk.map(|logit| (f64::from(logit) - f64::from(best)) * inverse_temperature);
+        let weights = exp(x);
+        for lane in 0..LANES {
+            sums[lane] += weights[lane];
+        }
+    }
+    sums.iter().sum()
+}
+
+/// `eˣ` for `x ≤ 0`, to within two units in the last place; 0 below -700. Additions and multiplications only, so it is
+/// the same on every platform; each step is done for all of `x`, so that the compiler does several at once.
+#[inline(always)]
+fn exp<const N: usize>(x: [f64; N]) -> [f64; N] {
+    // Adding this leaves the nearest integer in the low bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 · 2⁵²
+    // ln 2 in two parts: the first has zeros enough at its end that its product with any |k| < 2¹¹ is exact (fdlibm).
+    const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
+    const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    let clamped = x.map(|x| if x > -700.0 { x } else { -700.0 });
+    let shifted = clamped.map(|x| x * std::f64::consts::LOG2_E + ROUND);
+    let mut r = [0.0; N]; // x - k ln 2, |r| ≤ ln 2 / 2
+    for i in 0..N {
+        let k = shifted[i] - ROUND;
+        r[i] = (clamped[i] - k * LN_2_HIGH) - k * LN_2_LOW;
+    }
+    // Taylor's series: the first term left out is below 0.35¹⁴ / 14! < 5e-18.
+    let mut y = [INVERSE_FACTORIALS[13]; N];
+    for n in (0..13).rev() {
+        for i in 0..N {
+            y[i] = y[i] * r[i] + INVERSE_FACTORIALS[n];
+        }
+    }
+    for i in 0..N {
+        let power = f64::from_bits(shifted[i].to_bits().wrapping_add(1023) << 52); // 2ᵏ
+        y[i] = if x[i] < -700.0 { 0.0 } else { y[i] * power };
+    }
+    y
+}
+
+/// 1 / n!
+const INVERSE_FACTORIALS: [f64; 14] = {
+    let mut table = [1.0; 14];
+    let mut factorial = 1.0;
+    let mut n = 1;
+    while n < table.len() {
+        factorial *= n as f64;
+        table[n] = 1.0 / factorial;
+        n += 1;
+    }
+    table
+};
+
+/// A number in [0, 1) that depends on seed and position alone: SplitMix64 (Steele, Lea, Flood 2014) from a mixed seed,
+/// so that neighbouring seeds do not walk the same numbers one step apart.
+fn uniform(seed: u64, position: u64) -> f64 {
+    fn mix(mut z: u64) -> u64 {
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let start = mix(seed.wrapping_add(GOLDEN));
+    let bits = mix(start.wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)));
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+#[path = "sampler_tests.rs"]
+mod tests;

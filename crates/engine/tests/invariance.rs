@@ -1,0 +1,177 @@
+//! A row's result depends on its own inputs and position alone: the same bits in any company.
+//!
+//! Logits of tiny models are computed in many ways (threads, chunks, instruction sets, one token at a
+//! time, beside other sequences, after a fork) and compared to the bit with one plain run.
+
+use std::path::Path;
+
+use checkpoint::Checkpoint;
+use compute::memory::KvFormat;
+use engine::{Options, Runner};
+use machine::cpu::Isa;
+use model::{Batch, Logits, SegmentKind};
+
+const MODELS: [&str; 7] = [
+    "qwen3_5_moe-4bit",
+    "qwen3_5_moe-f32",
+    "qwen3_next-8bit",
+    "mixtral-mxfp4",
+    "mistral-mixed",
+    "llama-bf16",
+    "qwen3_moe-nvfp4",
+];
+
+fn options() -> Options {
+    Options { context: 320, sequences: 4, threads: 2, ..Options::default() }
+}
+
+fn runner(model: &str, options: &Options) -> Runner {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(model);
+    let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
+    Runner::load(&checkpoint, options, &|_, _| {}).expect("model")
+}
+
+fn tokens(seed: u32, count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 9) % 256).collect()
+}
+
+/// Logits of every position, fed in whole chunks.
+fn plain(runner: &mut Runner, tokens: &[u32]) -> Vec<u32> {
+    let mut bits = Vec::new();
+    let mut sequence = runner.sequence().expect("sequence");
+    runner
+        .feed(&mut sequence, tokens, Logits::All, |_, values| {
+            bits.extend(values.iter().map(|v| v.to_bits()));
+        })
+        .expect("feed");
+    bits
+}
+
+#[track_caller]
+fn same(what: &str, want: &[u32], got: &[u32]) {
+    assert_eq!(want.len(), got.len(), "{what}");
+    let different = want.iter().zip(got).filter(|(a, b)| a != b).count();
+    assert_eq!(different, 0, "{what}: {different} of {} logits differ", want.len());
+}
+
+#[test]
+fn threads_chunks_and_instruction_sets_do_not_change_a_bit() {
+    for model in MODELS {
+        let prompt = tokens(1, 150);
+        let want = plain(&mut runner(model, &options()), &prompt);
+        for threads in [1, 3] {
+            let got = plain(&mut runner(model, &Options { threads, ..options() }), &prompt);
+            same(&format!("{model} on {threads} threads"), &want, &got);
+        }
+        for isa in [Isa::Avx2, Isa::Avx512, Isa::Neon] {
+            if machine::cpu::supports(isa) {
+                let got = plain(&mut runner(model, &Options { isa, ..options() }), &prompt);
+                same(&format!("{model} on {isa}"), &want, &got);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_plain_kernels_agree_with_the_fast_ones() {
+    for model in ["qwen3_5_moe-4bit", "qwen3_moe-nvfp4"] {
+        let prompt = tokens(2, 70);
+        let want = plain(&mut runner(model, &options()), &prompt);
+        let scalar = Options { isa: Isa::Scalar, ..options() };
+        same(&format!("{model} on scalar"), &want, &plain(&mut runner(model, &scalar), &prompt));
+    }
+}
+
+#[test]
+fn prefill_in_any_chunks_equals_one_token_at_a_time() {
+    for model in MODELS {
+        let mut runner = runner(model, &options());
+        let vocab = runner.spec().vocab;
+        let prompt = tokens(3, 200);
+        let want = plain(&mut runner, &prompt);
+        // A chunk of the last row only, and chunks that are no whole blocks.
+        for sizes in [vec![200], vec![64, 128, 8], vec![1; 200], vec![3, 61, 65, 71]] {
+            let mut sequence = runner.sequence().expect("sequence");
+            let mut done = 0;
+            for size in sizes.iter().copied() {
+                let mut batch = Batch::default();
+                let part = &prompt[done..done + size];
+                batch.push(0, done, part, SegmentKind::Prefill, Logits::Last);
+                done += size;
+                runner
+                    .forward(&batch, &mut [&mut sequence], |_, values| {
+                        let got: Vec<u32> = values.iter().map(|v| v.to_bits()).collect();
+                        same(&format!("{model} after {done}"), &want[(done - 1) * vocab..done * vocab], &got);
+                    })
+                    .expect("forward");
+            }
+        }
+    }
+}
+
+#[test]
+fn ragged_batches_equal_each_sequence_alone() {
+    for model in MODELS {
+        let mut runner = runner(model, &options());
+        let vocab = runner.spec().vocab;
+        let prompts = [tokens(4, 130), tokens(5, 67), tokens(6, 90)];
+        let alone: Vec<Vec<u32>> = prompts.iter().map(|p| plain(&mut runner, p)).collect();
+        let mut sequences: Vec<_> = (0..3).map(|_| runner.sequence().expect("sequence")).collect();
+        // Each step takes another number of tokens from each sequence, some none.
+        let steps = [[64, 1, 30], [1, 5, 0], [0, 60, 59], [65, 1, 1]];
+        let mut done = [0usize; 3];
+        for step in steps {
+            let mut batch = Batch::default();
+            let mut rows = Vec::new();
+            for (s, &count) in step.iter().enumerate().filter(|(_, count)| **count > 0) {
+                let part = &prompts[s][done[s]..done[s] + count];
+                let kind = if count == 1 { SegmentKind::Decode } else { SegmentKind::Prefill };
+                batch.push(s, done[s], part, kind, Logits::Last);
+                done[s] += count;
+                rows.push((s, done[s] - 1));
+            }
+            let mut borrowed: Vec<_> = sequences.iter_mut().collect();
+            runner
+                .forward(&batch, &mut borrowed, |row, values| {
+                    let (s, position) = rows[row];
+                    let got: Vec<u32> = values.iter().map(|v| v.to_bits()).collect();
+                    let want = &alone[s][position * vocab..(position + 1) * vocab];
+                    same(&format!("{model}, sequence {s} at {position}"), want, &got);
+                })
+                .expect("forward");
+        }
+        assert_eq!(done, [130, 67, 90]);
+    }
+}
+
+#[test]
+fn forks_and_restored_checkpoints_go_on_as_if_alone() {
+    for model in MODELS {
+        for kv in [KvFormat::F16, KvFormat::F32] {
+            let mut runner = runner(model, &Options { kv, ..options() });
+            let (head, left, right) = (tokens(7, 70), tokens(8, 75), tokens(9, 75));
+            let vocab = runner.spec().vocab;
+            let whole = |tail: &[u32]| [head.as_slice(), tail].concat();
+            let want_left = plain(&mut runner, &whole(&left));
+            let want_right = plain(&mut runner, &whole(&right));
+            let mut sequence = runner.sequence().expect("sequence");
+            runner.feed(&mut sequence, &head, Logits::None, |_, _| {}).expect("feed");
+            let checkpoint = sequence.fork();
+            let mut other = sequence.fork();
+            let mut feed = |sequence: &mut state::Sequence, tail: &[u32], want: &[u32], what: &str| {
+                let mut got = Vec::new();
+                runner
+                    .feed(sequence, tail, Logits::All, |_, values| {
+                        got.extend(values.iter().map(|v| v.to_bits()));
+                    })
+                    .expect("feed");
+                same(&format!("{model}, {what}"), &want[head.len() * vocab..], &got);
+            };
+            feed(&mut sequence, &left, &want_left, "the original");
+            feed(&mut other, &right, &want_right, "its fork");
+            drop(other);
+            sequence.restore(&checkpoint);
+            feed(&mut sequence, &right, &want_right, "restored");
+        }
+    }
+}
