@@ -25,7 +25,7 @@ pub(crate) struct Speaker {
 }
 
 /// A part of an answer as it arrives.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Piece<'a> {
     /// So much of the prompt is read.
     Prefill {
@@ -62,6 +62,8 @@ pub(crate) struct Answer {
     /// Why it ended.
     pub(crate) finish: Finish,
     usage: Usage,
+    /// Tokens of the prompt that were read: all, unless it was interrupted.
+    prefilled: usize,
     seed: u64,
 }
 
@@ -88,6 +90,7 @@ impl Speaker {
         choices: &SamplingArgs,
         sink: &mut dyn FnMut(Piece<'_>) -> Result<()>,
     ) -> Result<Answer> {
+        let answering = Answering::begin();
         let mut chat = ChatRequest::new(messages.iter().cloned());
         chat.enable_thinking = choices.enable_thinking();
         let prompt = self.dialect.prompt(&chat)?;
@@ -104,12 +107,12 @@ impl Speaker {
         })?;
         sink(Piece::Prefill { done: 0, total })?;
 
-        let answering = Answering::begin();
         let mut answer = Answer {
             text: String::new(),
             reasoning: String::new(),
             finish: Finish::Stop,
             usage: Usage::default(),
+            prefilled: 0,
             seed,
         };
         let mut cancelled = false;
@@ -121,7 +124,10 @@ impl Speaker {
             }
             for event in self.engine.step()? {
                 match event {
-                    Event::Prefill { done, total, .. } => sink(Piece::Prefill { done, total })?,
+                    Event::Prefill { done, total, .. } => {
+                        answer.prefilled = done;
+                        sink(Piece::Prefill { done, total })?;
+                    }
                     // After a cancel, tokens of the same step are not wanted any more.
                     Event::Token { .. } if cancelled => {}
                     Event::Token { sampled, .. } => {
@@ -169,7 +175,7 @@ impl Answer {
 
     /// Tokens a second while the prompt was read.
     fn prefill_rate(&self) -> f64 {
-        rate(self.usage.prompt_tokens, self.usage.prefill_seconds)
+        rate(self.prefilled, self.usage.prefill_seconds)
     }
 
     /// Tokens a second after that. The first token comes with the prompt.
@@ -181,7 +187,7 @@ impl Answer {
     pub(crate) fn summary(&self, name: &str) -> String {
         format!(
             "{name}: {} prompt tokens at {:.0} tok/s, {} answer tokens at {:.0} tok/s, {} memory",
-            self.usage.prompt_tokens,
+            self.prefilled,
             self.prefill_rate(),
             self.usage.completion_tokens,
             self.decode_rate(),

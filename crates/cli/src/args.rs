@@ -9,8 +9,7 @@ mod measure;
 
 use std::path::PathBuf;
 
-use clap::builder::{BoolishValueParser, PossibleValuesParser, RangedU64ValueParser};
-use clap::builder::TypedValueParser as _;
+use clap::builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use compute::memory::KvFormat;
 use machine::cpu::Isa;
@@ -54,7 +53,7 @@ pub(crate) struct GlobalArgs {
 
     /// Positions (prompt and answer) a conversation may have; by default as many as fit, up to 32768
     #[arg(long, global = true, value_name = "TOKENS", env = "MILLSTREAM_CONTEXT",
-          value_parser = at_least_one())]
+          value_parser = at_least_one)]
     pub(crate) context: Option<usize>,
 
     /// How keys and values are kept
@@ -63,7 +62,7 @@ pub(crate) struct GlobalArgs {
 
     /// Threads that compute; by default one a core
     #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_THREADS",
-          value_parser = at_least_one())]
+          value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
 
     /// Instruction set of the kernels; by default the best that works
@@ -129,7 +128,7 @@ pub(crate) struct PlanArgs {
     /// A folder, a name in the Hugging Face cache, or an alias
     #[arg(default_value = crate::builtin::DEFAULT)]
     pub(crate) model: String,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
 }
@@ -140,7 +139,7 @@ pub(crate) struct ShowArgs {
     /// A folder, a name in the Hugging Face cache, or an alias
     #[arg(default_value = crate::builtin::DEFAULT)]
     pub(crate) model: String,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
 }
@@ -148,7 +147,7 @@ pub(crate) struct ShowArgs {
 /// `millstream list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Print one JSON array
+    /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
 }
@@ -156,7 +155,7 @@ pub(crate) struct ListArgs {
 /// `millstream doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
 }
@@ -182,7 +181,7 @@ pub(crate) struct ConfigShowArgs {
     /// Show what holds for this model
     #[arg(default_value = crate::builtin::DEFAULT)]
     pub(crate) model: String,
-    /// Print one JSON array
+    /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
     /// Settings of an answer are settings too.
@@ -274,12 +273,15 @@ pub(crate) fn command() -> clap::Command {
     quiet(Cli::command())
 }
 
-/// A count.
-fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
+/// A number of things, none of which would make no sense.
+fn at_least_one(text: &str) -> Result<usize, &'static str> {
+    match text.trim().parse() {
+        Ok(0) | Err(_) => Err("expected a whole number from 1"),
+        Ok(number) => Ok(number),
+    }
 }
 
-fn isa_parser() -> impl clap::builder::TypedValueParser<Value = Isa> {
+fn isa_parser() -> impl TypedValueParser<Value = Isa> {
     PossibleValuesParser::new(Isa::ALL.map(Isa::name)).try_map(|name| name.parse::<Isa>())
 }
 

@@ -107,9 +107,9 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(broken)
-            || cause.downcast_ref::<serde_json::Error>().is_some_and(|error| {
-                error.io_error_kind() == Some(io::ErrorKind::BrokenPipe)
-            })
+            || cause
+                .downcast_ref::<serde_json::Error>()
+                .is_some_and(|error| error.io_error_kind() == Some(io::ErrorKind::BrokenPipe))
     })
 }
 
@@ -139,10 +139,11 @@ pub(crate) fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..columns.len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
-        let cells = row.iter().zip(columns).zip(&widths).map(|((cell, align), &width)| match align {
-            Align::Left => format!("{cell:<width$}"),
-            Align::Right => format!("{cell:>width$}"),
-        });
+        let cells =
+            row.iter().zip(columns).zip(&widths).map(|((cell, align), &width)| match align {
+                Align::Left => format!("{cell:<width$}"),
+                Align::Right => format!("{cell:>width$}"),
+            });
         let line = cells.collect::<Vec<_>>().join("  ");
         text.push_str(line.trim_end());
         text.push('\n');

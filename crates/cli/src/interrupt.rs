@@ -1,21 +1,32 @@
 //! Ctrl-C while an answer comes: the first stops the answer, the second ends the program.
 //!
-//! While nothing is being answered (a model is loading), the first ends the program. At the prompt of a
-//! conversation the terminal is in raw mode and Ctrl-C is a key like any other, so nothing here sees it.
+//! While a model is loading, the first ends the program. At the prompt of a conversation the terminal is
+//! in raw mode and Ctrl-C is a key like any other, so nothing here sees it; in the moments between, one
+//! that was meant for an answer that has just ended is let go.
 //! `ctrlc` is the one dependency for this: neither std nor rustix can install a handler without `unsafe`.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
-const IDLE: usize = 0;
-const ANSWERING: usize = 1;
-const STOPPING: usize = 2;
+/// Nothing to stop: Ctrl-C ends the program.
+const IDLE: u8 = 0;
+/// Between two answers of a conversation.
+const BETWEEN: u8 = 1;
+/// An answer is coming.
+const ANSWERING: u8 = 2;
+/// Ctrl-C came while an answer was.
+const STOPPING: u8 = 3;
 
-static STATE: AtomicUsize = AtomicUsize::new(IDLE);
+static STATE: AtomicU8 = AtomicU8::new(IDLE);
 
 /// Listens for Ctrl-C from now on.
 pub(crate) fn listen() {
     let listening = ctrlc::set_handler(|| {
-        if STATE.compare_exchange(ANSWERING, STOPPING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        let next = |state| match state {
+            ANSWERING => Some(STOPPING),
+            BETWEEN => Some(IDLE),
+            _ => None,
+        };
+        if STATE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_err() {
             std::process::exit(130);
         }
     });
@@ -42,6 +53,6 @@ impl Answering {
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        STATE.store(IDLE, Ordering::SeqCst);
+        STATE.store(BETWEEN, Ordering::SeqCst);
     }
 }

@@ -1,5 +1,7 @@
 //! One run of the program: the options every command has, and the way from a name to a loaded model.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use checkpoint::{Checkpoint, Warning};
 use engine::{Options, Plan, PlanRequest, Runner};
@@ -26,6 +28,8 @@ pub(crate) struct Invocation {
 pub(crate) struct OpenModel {
     /// As it was asked for.
     pub(crate) name: String,
+    /// Where it lies; `None` inside this program.
+    pub(crate) folder: Option<PathBuf>,
     /// Its files.
     pub(crate) checkpoint: Checkpoint,
     /// What it is made of.
@@ -44,16 +48,19 @@ impl Invocation {
 
     /// The same, for who shows the warnings in another way.
     pub(crate) fn open_quietly(&self, name: &str) -> Result<OpenModel> {
-        let checkpoint = match hub::resolve(name, &self.environment)? {
+        let (folder, checkpoint) = match hub::resolve(name, &self.environment)? {
             Location::Builtin(builtin) => match Builtin::find(builtin) {
-                Some(builtin) => builtin.open(),
+                Some(builtin) => (None, builtin.open()),
                 None => anyhow::bail!("this program was built without {builtin}"),
             },
-            Location::Folder(folder) => Checkpoint::open(&folder),
-        }
-        .map_err(engine::Error::from)?;
+            Location::Folder(folder) => {
+                let checkpoint = Checkpoint::open(&folder);
+                (Some(folder), checkpoint)
+            }
+        };
+        let checkpoint = checkpoint.map_err(engine::Error::from)?;
         let spec = model::arch::spec(&checkpoint).map_err(engine::Error::from)?;
-        Ok(OpenModel { name: name.to_owned(), checkpoint, spec })
+        Ok(OpenModel { name: name.to_owned(), folder, checkpoint, spec })
     }
 
     /// What the global options ask of a plan.

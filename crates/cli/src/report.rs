@@ -86,7 +86,9 @@ pub(crate) fn bad_usage(error: &clap::Error, console: Console) -> ExitCode {
     let rendered = error.render();
     let (plain, coloured) = (rendered.to_string(), rendered.ansi().to_string());
     let text = if console.paint(Tone::Error, "").is_empty() { plain } else { coloured };
-    let _ = std::io::stderr().write_all(text.replace("tip:", "hint:").as_bytes());
+    let _ = std::io::stderr().write_all(
+        text.replace("tip:", "hint:").replace("For more information, try", "hint: try").as_bytes(),
+    );
     ExitCode::from(2)
 }
 

@@ -51,13 +51,17 @@ pub(crate) struct Effective {
 
 /// The options that the file may hold, in the order of the help.
 pub(crate) fn options() -> Vec<Arg> {
-    let command = GlobalArgs::augment_args(clap::Command::new("settings"));
-    let command = SamplingArgs::augment_args(command);
     let in_file = |arg: &&Arg| {
         // The file cannot name itself, and `no-thinking` is `thinking = false`.
         arg.get_long().is_some_and(|long| long != "config" && long != "no-thinking")
     };
-    command.get_arguments().filter(in_file).cloned().collect()
+    every_option().get_arguments().filter(in_file).cloned().collect()
+}
+
+/// The options that settings are made of, and their other halves.
+fn every_option() -> clap::Command {
+    let command = GlobalArgs::augment_args(clap::Command::new("settings"));
+    SamplingArgs::augment_args(command)
 }
 
 impl SettingsFile {
@@ -99,8 +103,11 @@ impl SettingsFile {
                     let line = line_of(name.span().start);
                     let section = section.get_ref().as_table().ok_or_else(|| {
                         Advised::new(
-                            format!("{}:{line}: `model.{name}` is not a table", path.display(),
-                                name = name.get_ref()),
+                            format!(
+                                "{}:{line}: `model.{name}` is not a table",
+                                path.display(),
+                                name = name.get_ref()
+                            ),
                             "settings of one model go under [model.\"NAME\"]",
                         )
                     })?;
@@ -124,11 +131,6 @@ impl SettingsFile {
             overlay.insert(key.clone(), (entry.values.clone(), place));
         }
         overlay
-    }
-
-    /// The file's path; empty if there is none.
-    pub(crate) fn path(&self) -> Option<&Path> {
-        (!self.path.as_os_str().is_empty()).then_some(&self.path)
     }
 }
 
@@ -191,13 +193,12 @@ fn scalar(value: &DeValue<'_>) -> Option<String> {
 fn check(option: &Arg, value: &str) -> Result<()> {
     let long = option.get_long().unwrap_or_default();
     // A flag takes no value on the command line, but one from a file. No variable may interfere.
-    let option = match option.get_action() {
-        ArgAction::SetTrue => option.clone().action(ArgAction::Set),
-        _ => option.clone(),
+    let with_value = |arg: Arg| match arg.get_action() {
+        ArgAction::SetTrue => arg.action(ArgAction::Set).num_args(1),
+        _ => arg,
     };
-    let option = option.env(None::<&'static str>).overrides_with_all(Vec::<clap::Id>::new());
-    let option = option.num_args(1).global(false);
-    let probe = clap::Command::new("settings").no_binary_name(true).arg(option);
+    let probe = every_option().no_binary_name(true).mut_args(|arg| arg.env(None::<&'static str>));
+    let probe = probe.mut_arg(option.get_id(), with_value);
     match probe.try_get_matches_from([format!("--{long}={value}")]) {
         Ok(_) => Ok(()),
         Err(error) => Err(anyhow::anyhow!(first_line(&error))),
@@ -251,7 +252,8 @@ pub(crate) fn effective(matches: &ArgMatches, overlay: &Overlay) -> Vec<Effectiv
             raw.map(|value| value.to_string_lossy().into_owned()).collect::<Vec<_>>().join(", ")
         };
         let value = raw.map(joined);
-        let flag_value = || matches!(arg.get_action(), ArgAction::SetTrue).then(|| "true".to_owned());
+        let flag_value =
+            || matches!(arg.get_action(), ArgAction::SetTrue).then(|| "true".to_owned());
         let origin = match matches.value_source(id) {
             Some(ValueSource::CommandLine) => "command line".to_owned(),
             Some(ValueSource::EnvVariable) => match arg.get_env() {
@@ -263,9 +265,9 @@ pub(crate) fn effective(matches: &ArgMatches, overlay: &Overlay) -> Vec<Effectiv
                 None => "default".to_owned(),
             },
         };
-        let value = value.filter(|value| !value.is_empty()).or_else(|| {
-            (origin == "command line").then(flag_value).flatten()
-        });
+        let value = value
+            .filter(|value| !value.is_empty())
+            .or_else(|| (origin == "command line").then(flag_value).flatten());
         Effective { name, value, origin }
     };
     options().iter().map(one).collect()

@@ -1,6 +1,6 @@
 //! Measures products against their floors: bytes of weights over the bandwidth of a plain read.
 //!
-//! `cargo run --release -p millstream-compute --example kernels [THREADS]`
+//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS]]`
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +13,7 @@ fn main() {
     let isa = machine::cpu::isa();
     let (cols, rows, count) = (2048, 2048, 256);
     println!("{isa}, {threads} threads, {count} weights of [{rows}, {cols}]");
+    let only: Option<usize> = std::env::args().nth(2).and_then(|n| n.parse().ok());
     for encoding in [
         Encoding::Affine { bits: 4, group: 32, scale: Float::F16 },
         Encoding::Affine { bits: 4, group: 64, scale: Float::Bf16 },
@@ -22,8 +23,11 @@ fn main() {
     ] {
         let bytes = encoding.matrix_bytes(rows, cols);
         let mut memory = Pages::new(bytes * count).expect("memory");
+        // Any codes, and scales between 2^-14 and 1 in every float type.
         for (i, word) in memory.chunks_exact_mut(2).enumerate() {
-            word.copy_from_slice(&((i as u16).wrapping_mul(40_503) & 0x3bff).to_le_bytes());
+            word.copy_from_slice(
+                &((i as u16).wrapping_mul(40_503) & 0x03ff | 0x3800).to_le_bytes(),
+            );
         }
         let memory = Arc::new(memory);
         let weights: Vec<Linear> = (0..count)
@@ -32,14 +36,17 @@ fn main() {
                 bias: None,
             })
             .collect();
-        for x_rows in [1usize, 4, 16, 64, 512] {
-            let mut backend = CpuBackend::new(isa, threads, x_rows * (rows + cols) + 4096).expect("backend");
+        for x_rows in [1usize, 4, 16, 64, 512].into_iter().filter(|r| only.is_none_or(|o| o == *r))
+        {
+            let mut backend =
+                CpuBackend::new(isa, threads, x_rows * (rows + cols) + 4096).expect("backend");
             let used = if x_rows > 16 { 16 } else { count };
             let mut best = f64::MAX;
             for _ in 0..4 {
                 let mut step = backend.begin();
                 let row: Arc<[f32]> = (0..cols).map(|i| (i % 17) as f32 - 8.0).collect();
-                let inputs: Vec<Input> = (0..x_rows).map(|_| Input::Embedding(Arc::clone(&row))).collect();
+                let inputs: Vec<Input> =
+                    (0..x_rows).map(|_| Input::Embedding(Arc::clone(&row))).collect();
                 let x = step.embed(&weights[0].weight, &inputs);
                 let start = Instant::now();
                 for w in &weights[..used] {
@@ -51,7 +58,9 @@ fn main() {
             }
             let gigabytes = (bytes * used) as f64 / best / 1e9;
             let gigaflops = 2.0 * (rows * cols * used * x_rows) as f64 / best / 1e9;
-            println!("{encoding:?} × {x_rows:3} rows: {gigabytes:6.1} GB/s, {gigaflops:7.0} GFLOP/s");
+            println!(
+                "{encoding:?} × {x_rows:3} rows: {gigabytes:6.1} GB/s, {gigaflops:7.0} GFLOP/s"
+            );
         }
     }
     let bandwidth = machine::probe::read_bandwidth(threads, 1 << 30).expect("memory");

@@ -13,6 +13,9 @@ pub struct Expert<'a> {
     pub down: Matrix<'a>,
 }
 
+/// Takes experts over as they come, each with its index in the layer.
+pub type Ready<'a> = &'a mut dyn FnMut(&[(u32, Expert<'_>)]);
+
 /// The experts of all layers of a model.
 ///
 /// A bank may hold them in memory or bring them from a disk; model code cannot tell which.
@@ -26,12 +29,7 @@ pub trait ExpertBank: Send + Sync {
     /// Calls `ready` one or more times, each time with some of the `wanted` experts of a layer,
     /// until each was handed over once. The weights are valid during the call only; the order
     /// is the bank's, and results may not depend on it.
-    fn visit(
-        &self,
-        layer: usize,
-        wanted: &[u32],
-        ready: &mut dyn FnMut(&[(u32, Expert<'_>)]),
-    ) -> Result<()>;
+    fn visit(&self, layer: usize, wanted: &[u32], ready: Ready<'_>) -> Result<()>;
 }
 
 /// A bank whose experts are all in memory.
@@ -64,12 +62,7 @@ impl ExpertBank for ResidentBank {
         self.activation
     }
 
-    fn visit(
-        &self,
-        layer: usize,
-        wanted: &[u32],
-        ready: &mut dyn FnMut(&[(u32, Expert<'_>)]),
-    ) -> Result<()> {
+    fn visit(&self, layer: usize, wanted: &[u32], ready: Ready<'_>) -> Result<()> {
         let experts: Vec<(u32, Expert<'_>)> = wanted
             .iter()
             .map(|&id| {

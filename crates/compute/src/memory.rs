@@ -11,6 +11,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use half::f16;
 use machine::Result;
 use machine::cpu::Isa;
 use machine::pages::Pages;
@@ -133,7 +134,8 @@ pub(crate) fn panel_width(head_dim: usize, column: usize) -> usize {
 
 /// Values of one kv head's V in a page.
 fn v_values(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(16).saturating_mul(BLOCK)
+    // Divides first: a bad config may ask for any size, and only the mapping refuses it.
+    head_dim.div_ceil(16).saturating_mul(16 * BLOCK)
 }
 
 impl KvArena {
@@ -239,18 +241,31 @@ impl KvArena {
 
     /// Copies a page.
     pub fn copy_page(&mut self, from: PageId, to: PageId) {
-        // SAFETY: `&mut self` excludes every other access.
-        unsafe { self.copy_page_shared(from, to) }
+        let (from, to) = (self.head_ptr(from, 0), self.head_ptr(to, 0));
+        // SAFETY: both are whole pages of this arena (or the same one); `&mut self` excludes every other access.
+        unsafe { std::ptr::copy(from, to, self.page_bytes()) }
     }
 
-    /// [`KvArena::copy_page`] from one of several threads.
-    ///
-    /// # Safety
-    /// Until this returns nobody else writes `from`, or writes or holds a block of `to`.
-    pub unsafe fn copy_page_shared(&self, from: PageId, to: PageId) {
-        let (from, to) = (self.head_ptr(from, 0), self.head_ptr(to, 0));
-        // SAFETY: both are whole pages of this arena (or the same one); the caller excludes writers.
-        unsafe { std::ptr::copy(from, to, self.page_bytes()) }
+    /// Key and value of one position and kv head, as f32: for checks. A step reads whole blocks.
+    pub fn read(&self, page: PageId, slot: usize, kv_head: usize) -> (Vec<f32>, Vec<f32>) {
+        assert!(slot < BLOCK);
+        let k_at = |d: usize| d * BLOCK + slot;
+        let v_at = |d: usize| {
+            let panel = d / PANEL * PANEL;
+            panel * BLOCK + slot * panel_width(self.head_dim, panel) + d - panel
+        };
+        let columns = 0..self.head_dim;
+        match self.block(page, kv_head) {
+            KvBlock::F16 { k, v } => {
+                let value = |bits: u16| f16::from_bits(bits).to_f32();
+                let k = columns.clone().map(|d| value(k[k_at(d)])).collect();
+                (k, columns.map(|d| value(v[v_at(d)])).collect())
+            }
+            KvBlock::F32 { k, v } => {
+                let k = columns.clone().map(|d| k[k_at(d)]).collect();
+                (k, columns.map(|d| v[v_at(d)]).collect())
+            }
+        }
     }
 
     /// Keys and values of one kv head. Slots that were never written hold zeros or another sequence's values.
@@ -404,24 +419,11 @@ impl RecurrentArena {
         unsafe { std::slice::from_raw_parts_mut(self.slot_ptr(slot), self.slot_floats) }
     }
 
-    /// Two different slots, one to read and one to write.
-    pub fn pair(&mut self, read: SlotId, write: SlotId) -> (&[f32], &mut [f32]) {
-        assert_ne!(read, write, "a slot cannot be read and written at once");
-        // SAFETY: as in `slot_mut`; different slots do not overlap.
-        unsafe {
-            (
-                std::slice::from_raw_parts(self.slot_ptr(read), self.slot_floats),
-                std::slice::from_raw_parts_mut(self.slot_ptr(write), self.slot_floats),
-            )
-        }
-    }
-
     /// Copies a slot.
     pub fn copy(&mut self, from: SlotId, to: SlotId) {
-        if from != to {
-            let (from, to) = self.pair(from, to);
-            to.copy_from_slice(from);
-        }
+        let (from, to) = (self.slot_ptr(from), self.slot_ptr(to));
+        // SAFETY: both are slots of this arena (or the same one); `&mut self` excludes every other access.
+        unsafe { std::ptr::copy(from, to, self.slot_floats) }
     }
 
     /// The first float of a slot, for the compute threads of one step. Valid for `slot_floats` floats as long as
@@ -445,9 +447,8 @@ impl std::fmt::Debug for RecurrentArena {
 
 /// Bytes of one slot of a [`RecurrentArena`], before there is one.
 pub fn slot_bytes(slot_floats: usize) -> usize {
-    // usize::MAX is not a multiple of anything useful, so saturate before rounding up.
-    let floats = slot_floats.min(usize::MAX / 8).next_multiple_of(SLOT_ALIGN_FLOATS);
-    floats.saturating_mul(size_of::<f32>())
+    let lines = slot_floats.div_ceil(SLOT_ALIGN_FLOATS);
+    lines.saturating_mul(SLOT_ALIGN_FLOATS * size_of::<f32>())
 }
 
 /// Rows of equal width inside a larger matrix, for reading: row `i` starts at `i * stride`.
@@ -555,122 +556,5 @@ impl<'a> RowsMut<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Element (slot, dimension) of K and V, by the layout's definition.
-    fn element(block: &KvBlock<'_>, head_dim: usize, slot: usize, d: usize) -> (f32, f32) {
-        let panel = d / PANEL * PANEL;
-        let width = (head_dim - panel).min(PANEL).next_multiple_of(16);
-        let (k_at, v_at) = (d * BLOCK + slot, panel * BLOCK + slot * width + d - panel);
-        match block {
-            KvBlock::F16 { k, v } => {
-                (half_float::f16_value_to_f32(k[k_at]), half_float::f16_value_to_f32(v[v_at]))
-            }
-            KvBlock::F32 { k, v } => (k[k_at], v[v_at]),
-        }
-    }
-
-    #[test]
-    fn written_positions_are_read_back_and_neighbours_keep_theirs() {
-        let mut seed = 11u32;
-        for format in [KvFormat::F16, KvFormat::F32] {
-            for head_dim in [8, 16, 40, 64, 80, 128, 256] {
-                let kv_heads = 2;
-                let mut arena = KvArena::new(format, kv_heads, head_dim, 3).unwrap();
-                let row = kv_heads * head_dim;
-                // Multiples of 1/8 below 16 are exact in f16.
-                let mut values = |count: usize| -> Vec<f32> {
-                    let mut next = || {
-                        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                        (seed >> 24) as f32 / 8.0 - 16.0
-                    };
-                    (0..count).map(|_| next()).collect()
-                };
-                let (k, v) = (values(BLOCK * row), values(BLOCK * row));
-                for slot in 0..BLOCK {
-                    let at = slot * row..(slot + 1) * row;
-                    arena.write(PageId(1), slot, &k[at.clone()], &v[at]);
-                }
-                arena.copy_page(PageId(1), PageId(2));
-                for page in 0..3 {
-                    for kv_head in 0..kv_heads {
-                        let block = arena.block(PageId(page), kv_head);
-                        for slot in 0..BLOCK {
-                            for d in 0..head_dim {
-                                let at = slot * row + kv_head * head_dim + d;
-                                let want = if page == 0 { (0.0, 0.0) } else { (k[at], v[at]) };
-                                assert_eq!(element(&block, head_dim, slot, d), want);
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn f16_pages_saturate() {
-        let mut arena = KvArena::new(KvFormat::F16, 1, 16, 1).unwrap();
-        arena.write(PageId(0), 5, &[1e9; 16], &[f32::NEG_INFINITY; 16]);
-        let block = arena.block(PageId(0), 0);
-        assert_eq!(element(&block, 16, 5, 3), (65504.0, -65504.0));
-    }
-
-    #[test]
-    fn page_bytes_are_what_the_plan_expects() {
-        // 35B: 2 kv heads of 256 in f16, 10 full layers: 20,480 bytes a token.
-        assert_eq!(10 * page_bytes(KvFormat::F16, 2, 256) / BLOCK, 20_480);
-        assert!(KvArena::new(KvFormat::F16, usize::MAX, 256, 2).is_err());
-    }
-
-    #[test]
-    fn slots_are_disjoint_and_copied() {
-        let mut arena = RecurrentArena::new(37, 4).unwrap();
-        for i in 0..4 {
-            arena.slot_mut(SlotId(i)).fill(i as f32);
-        }
-        let (read, write) = arena.pair(SlotId(3), SlotId(1));
-        assert!(read.iter().all(|&x| x == 3.0));
-        write[36] = 7.0;
-        arena.copy(SlotId(1), SlotId(0));
-        arena.copy(SlotId(0), SlotId(0));
-        assert_eq!(arena.slot(SlotId(0))[35..], [1.0, 7.0]);
-        assert_eq!(arena.slot(SlotId(2)), [2.0; 37]);
-        assert_eq!(arena.slot_ptr(SlotId(2)).addr() % 64, 0);
-        assert!(RecurrentArena::new(usize::MAX, usize::MAX).is_err());
-    }
-
-    #[test]
-    fn threads_write_disjoint_slots_of_one_page() {
-        let arena = KvArena::new(KvFormat::F16, 1, 64, 1).unwrap();
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let arena = &arena;
-                scope.spawn(move || {
-                    for slot in (thread..BLOCK).step_by(4) {
-                        let row = [slot as f32; 64];
-                        // SAFETY: each slot has one writer, and blocks are taken after the scope.
-                        unsafe { arena.write_shared(PageId(0), slot, &row, &row) }
-                    }
-                });
-            }
-        });
-        let block = arena.block(PageId(0), 0);
-        for slot in 0..BLOCK {
-            assert_eq!(element(&block, 64, slot, 63), (slot as f32, slot as f32));
-        }
-    }
-
-    #[test]
-    fn row_views_address_their_columns() {
-        let data: Vec<f32> = (0..24).map(|i| i as f32).collect();
-        let rows = Rows::new(&data, 8, 8).columns(2..5);
-        assert_eq!(rows.row(2), [18.0, 19.0, 20.0]);
-        let mut out = data.clone();
-        let mut view = RowsMut::new(&mut out[2..21], 8, 3);
-        assert_eq!((view.count(), view.width()), (3, 3));
-        view.row(2)[1] = -1.0;
-        assert_eq!(out[19], -1.0);
-    }
-}
+#[path = "memory_tests.rs"]
+mod tests;

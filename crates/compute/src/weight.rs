@@ -141,7 +141,8 @@ impl<'a> Matrix<'a> {
 
     /// The rows `start..start + count` as a matrix of their own.
     pub fn row_range(&self, start: usize, count: usize) -> Matrix<'a> {
-        let part = |bytes: &'a [u8], per_row: usize| &bytes[start * per_row..(start + count) * per_row];
+        let part =
+            |bytes: &'a [u8], per_row: usize| &bytes[start * per_row..(start + count) * per_row];
         Matrix {
             rows: count,
             codes: part(self.codes, self.encoding.row_bytes(self.cols)),
@@ -150,6 +151,11 @@ impl<'a> Matrix<'a> {
             ..*self
         }
     }
+}
+
+/// Huge-page memory for weights, to be filled and then shared by one or more of them.
+pub fn weight_memory(bytes: usize) -> Result<Pages> {
+    Pages::new(bytes.max(1)).map_err(|source| Error::Memory { what: "weights", bytes, source })
 }
 
 /// A weight that owns a share of a memory region.
@@ -166,7 +172,13 @@ pub struct Weight {
 
 impl Weight {
     /// Lays a [rows, cols] weight out at `offset` of `memory`: codes, then scales, then biases.
-    pub fn new(memory: Arc<Pages>, offset: usize, rows: usize, cols: usize, encoding: Encoding) -> Self {
+    pub fn new(
+        memory: Arc<Pages>,
+        offset: usize,
+        rows: usize,
+        cols: usize,
+        encoding: Encoding,
+    ) -> Self {
         let codes = offset;
         let scales = codes + rows * encoding.row_bytes(cols);
         let biases = scales + rows * encoding.scale_bytes(cols);
@@ -178,8 +190,11 @@ impl Weight {
     /// A weight with memory of its own, from its parts.
     pub fn from_parts(matrix: Matrix<'_>) -> Result<Self> {
         let bytes = matrix.bytes();
-        let mut memory = Pages::new(bytes.max(1))
-            .map_err(|source| Error::Memory { what: "a weight", bytes, source })?;
+        let mut memory = Pages::new(bytes.max(1)).map_err(|source| Error::Memory {
+            what: "a weight",
+            bytes,
+            source,
+        })?;
         let mut at = 0;
         for part in [matrix.codes, matrix.scales, matrix.biases] {
             memory[at..at + part.len()].copy_from_slice(part);

@@ -194,7 +194,8 @@ impl Engine {
                     counts.push_prompt(&request.prompt);
                     let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
                     let (prefilled, pending) = (0, None);
-                    let active = Active { id, request, sequence, counts, prefilled, pending, usage };
+                    let active =
+                        Active { id, request, sequence, counts, prefilled, pending, usage };
                     self.active.push(active);
                 }
                 Err(error) => events.push(Event::Failed { id, error }),

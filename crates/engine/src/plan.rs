@@ -73,7 +73,9 @@ impl Plan {
     pub fn new(spec: &DecoderSpec, request: &PlanRequest) -> Result<Plan> {
         let budget_bytes = match request.memory_bytes {
             Some(bytes) => bytes,
-            None => machine::memory::Memory::read().map_or(u64::MAX, |memory| memory.budget_bytes()),
+            None => {
+                machine::memory::Memory::read().map_or(u64::MAX, |memory| memory.budget_bytes())
+            }
         };
         let mut options = Options::default();
         options.kv = request.kv.unwrap_or(options.kv);

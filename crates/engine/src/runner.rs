@@ -22,7 +22,11 @@ pub struct Runner {
 
 impl Runner {
     /// Loads a model, its experts included.
-    pub fn load(checkpoint: &Checkpoint, options: &Options, progress: Progress<'_>) -> Result<Runner> {
+    pub fn load(
+        checkpoint: &Checkpoint,
+        options: &Options,
+        progress: Progress<'_>,
+    ) -> Result<Runner> {
         let spec = model::arch::spec(checkpoint)?;
         Runner::load_spec(checkpoint, spec, options, progress)
     }
@@ -40,7 +44,8 @@ impl Runner {
         let (resident, experts) = (spec.resident_bytes(), spec.expert_bytes());
         let all = resident + experts;
         let decoder = Decoder::load(checkpoint, &spec, &|done, _| progress(done, all))?;
-        let bank = model::resident_bank(checkpoint, &spec, &|done, _| progress(resident + done, all))?;
+        let bank =
+            model::resident_bank(checkpoint, &spec, &|done, _| progress(resident + done, all))?;
         let memory = Memory::new(&spec.layout()?, options.kv, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
         Ok(Runner {

@@ -9,11 +9,7 @@ fn choose(logits: &[f32], params: &SamplingParams, position: u64) -> u32 {
 }
 
 /// Tokens the filters leave and their probabilities, descending: sorts everything, a step at a time.
-fn reference(
-    logits: &[f32],
-    history: &TokenCounts,
-    params: &SamplingParams,
-) -> Vec<(u32, f64)> {
+fn reference(logits: &[f32], history: &TokenCounts, params: &SamplingParams) -> Vec<(u32, f64)> {
     let mut scores: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
     for &(token, bias) in &params.logit_bias {
         scores[token as usize] += f64::from(bias);
@@ -292,18 +288,9 @@ fn penalties_act_on_prompt_and_answer_as_documented() {
         assert_eq!(adjusted, want);
     }
     let none = SamplingParams::default();
-    check(
-        &SamplingParams { repetition_penalty: 2.0, ..none.clone() },
-        [1.0, -4.0, 1.0, -4.0, 2.0],
-    );
-    check(
-        &SamplingParams { presence_penalty: 0.5, ..none.clone() },
-        [2.0, -2.0, 1.5, -2.5, 2.0],
-    );
-    check(
-        &SamplingParams { frequency_penalty: 0.5, ..none.clone() },
-        [2.0, -2.0, 1.0, -2.5, 2.0],
-    );
+    check(&SamplingParams { repetition_penalty: 2.0, ..none.clone() }, [1.0, -4.0, 1.0, -4.0, 2.0]);
+    check(&SamplingParams { presence_penalty: 0.5, ..none.clone() }, [2.0, -2.0, 1.5, -2.5, 2.0]);
+    check(&SamplingParams { frequency_penalty: 0.5, ..none.clone() }, [2.0, -2.0, 1.0, -2.5, 2.0]);
     // Bias comes before the penalties.
     check(
         &SamplingParams { logit_bias: vec![(1, 6.0)], repetition_penalty: 2.0, ..none },

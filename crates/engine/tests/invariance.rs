@@ -32,7 +32,9 @@ fn runner(model: &str, options: &Options) -> Runner {
 }
 
 fn tokens(seed: u32, count: usize) -> Vec<u32> {
-    (0..count as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 9) % 256).collect()
+    (0..count as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 9) % 256)
+        .collect()
 }
 
 /// Logits of every position, fed in whole chunks.
@@ -101,7 +103,11 @@ fn prefill_in_any_chunks_equals_one_token_at_a_time() {
                 runner
                     .forward(&batch, &mut [&mut sequence], |_, values| {
                         let got: Vec<u32> = values.iter().map(|v| v.to_bits()).collect();
-                        same(&format!("{model} after {done}"), &want[(done - 1) * vocab..done * vocab], &got);
+                        same(
+                            &format!("{model} after {done}"),
+                            &want[(done - 1) * vocab..done * vocab],
+                            &got,
+                        );
                     })
                     .expect("forward");
             }
@@ -158,15 +164,16 @@ fn forks_and_restored_checkpoints_go_on_as_if_alone() {
             runner.feed(&mut sequence, &head, Logits::None, |_, _| {}).expect("feed");
             let checkpoint = sequence.fork();
             let mut other = sequence.fork();
-            let mut feed = |sequence: &mut state::Sequence, tail: &[u32], want: &[u32], what: &str| {
-                let mut got = Vec::new();
-                runner
-                    .feed(sequence, tail, Logits::All, |_, values| {
-                        got.extend(values.iter().map(|v| v.to_bits()));
-                    })
-                    .expect("feed");
-                same(&format!("{model}, {what}"), &want[head.len() * vocab..], &got);
-            };
+            let mut feed =
+                |sequence: &mut state::Sequence, tail: &[u32], want: &[u32], what: &str| {
+                    let mut got = Vec::new();
+                    runner
+                        .feed(sequence, tail, Logits::All, |_, values| {
+                            got.extend(values.iter().map(|v| v.to_bits()));
+                        })
+                        .expect("feed");
+                    same(&format!("{model}, {what}"), &want[head.len() * vocab..], &got);
+                };
             feed(&mut sequence, &left, &want_left, "the original");
             feed(&mut other, &right, &want_right, "its fork");
             drop(other);

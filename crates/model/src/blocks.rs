@@ -114,7 +114,15 @@ impl Attention {
             });
         }
         let rope = rope::rope(config, head_dim, default_theta)?;
-        Ok(Attention { heads, kv_heads, head_dim, qk_norm: false, gated: false, window: None, rope })
+        Ok(Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            qk_norm: false,
+            gated: false,
+            window: None,
+            rope,
+        })
     }
 
     /// Gives the layer its window, if the config slides there.
@@ -283,8 +291,7 @@ impl Moe {
             Some(experts) => experts,
             None => tensors.count("num_local_experts")?,
         };
-        let renormalise =
-            always_renormalise || config.bool("norm_topk_prob").unwrap_or(true);
+        let renormalise = always_renormalise || config.bool("norm_topk_prob").unwrap_or(true);
         Ok(Moe {
             experts,
             experts_per_token: tensors.count("num_experts_per_tok")?,

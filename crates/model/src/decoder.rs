@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 
+use crate::Result;
 use crate::batch::Batch;
 use crate::load::{Loader, Progress};
 use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, MixerSpec};
-use crate::Result;
 
 /// A loaded model, its routed experts excepted: those come from an [`ExpertBank`].
 #[derive(Debug)]
@@ -77,8 +77,15 @@ struct DeltaNet {
 
 #[derive(Debug)]
 enum FeedForward {
-    Dense { gate: Linear, up: Linear, down: Linear },
+    Dense(Box<Dense>),
     Moe(Box<Moe>),
+}
+
+#[derive(Debug)]
+struct Dense {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
 }
 
 #[derive(Debug)]
@@ -131,7 +138,9 @@ impl Decoder {
             // What happened before, in attention or recurrent state.
             let x = step.norm(h, &layer.input_norm, self.eps);
             let y = match &layer.mixer {
-                Mixer::Attention(a) => a.forward(step, x, self.eps, index, batch, memory, sequences),
+                Mixer::Attention(a) => {
+                    a.forward(step, x, self.eps, index, batch, memory, sequences)
+                }
                 Mixer::Delta(d) => d.forward(step, x, self.eps, index, batch, memory, sequences),
             };
             step.add(h, y);
@@ -256,10 +265,10 @@ impl FeedForward {
         bank: Option<&dyn ExpertBank>,
     ) -> Result<Tensor> {
         let moe = match self {
-            FeedForward::Dense { gate, up, down } => {
-                let projected = step.matmul(x, &[gate, up]);
+            FeedForward::Dense(dense) => {
+                let projected = step.matmul(x, &[&dense.gate, &dense.up]);
                 let hidden = step.glu(projected[0], projected[1], Activation::SwiGlu);
-                return Ok(step.matmul(hidden, &[down]).remove(0));
+                return Ok(step.matmul(hidden, &[&dense.down]).remove(0));
             }
             FeedForward::Moe(moe) => moe,
         };
@@ -346,11 +355,11 @@ impl Mixer {
 impl FeedForward {
     fn load(loader: &Loader<'_>, spec: &FeedForwardSpec) -> Result<FeedForward> {
         match spec {
-            FeedForwardSpec::Dense { gate, up, down } => Ok(FeedForward::Dense {
+            FeedForwardSpec::Dense { gate, up, down } => Ok(FeedForward::Dense(Box::new(Dense {
                 gate: loader.linear(gate)?,
                 up: loader.linear(up)?,
                 down: loader.linear(down)?,
-            }),
+            }))),
             FeedForwardSpec::Moe(moe) => Ok(FeedForward::Moe(Box::new(Moe {
                 router: loader.linear(&moe.router)?,
                 experts_per_token: moe.experts_per_token,

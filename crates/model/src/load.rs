@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use checkpoint::{Checkpoint, Dtype, Encoding as Stored, LinearSlice, Projection, Span};
-use compute::{Encoding, Float, Linear, ResidentBank, Weight};
-use machine::pages::Pages;
+use compute::{Encoding, Float, Linear, ResidentBank, Weight, weight_memory};
 
+use crate::Result;
 use crate::spec::{DecoderSpec, LinearSpec, VectorSpec};
-use crate::{Error, Result};
 
 /// Is told how many of how many bytes are loaded.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
@@ -22,7 +21,11 @@ pub(crate) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    pub(crate) fn new(checkpoint: &'a Checkpoint, total_bytes: u64, progress: Progress<'a>) -> Self {
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        total_bytes: u64,
+        progress: Progress<'a>,
+    ) -> Self {
         Loader { checkpoint, total_bytes, loaded_bytes: AtomicU64::new(0), progress }
     }
 
@@ -42,7 +45,7 @@ impl<'a> Loader<'a> {
         let (rows, cols) = (spec.rows(), first.in_features);
         let encoding = encoding(first.encoding);
         let bytes = encoding.matrix_bytes(rows, cols);
-        let mut memory = allocate(bytes)?;
+        let mut memory = weight_memory(bytes)?;
         self.read_matrix(&mut memory[..bytes], rows, &spec.slices)?;
         let bias = self.bias(spec)?;
         Ok(Linear { weight: Weight::new(Arc::new(memory), 0, rows, cols, encoding), bias })
@@ -107,7 +110,7 @@ pub fn resident_bank(
             encoding(layout.encoding(projection)).matrix_bytes(rows, cols)
         });
         let record: usize = sizes.iter().sum();
-        let mut memory = allocate(record * layout.experts())?;
+        let mut memory = weight_memory(record * layout.experts())?;
         let records: Vec<&mut [u8]> =
             memory[..record * layout.experts()].chunks_exact_mut(record).collect();
         parallel(records, |expert, out| {
@@ -164,12 +167,6 @@ fn parallel<T: Send>(items: Vec<T>, f: impl Fn(usize, T) -> Result<()> + Sync) -
             }
         }
         outcome
-    })
-}
-
-fn allocate(bytes: usize) -> Result<Pages> {
-    Pages::new(bytes.max(1)).map_err(|source| {
-        Error::Compute(compute::Error::Memory { what: "weights", bytes, source })
     })
 }
 

@@ -316,9 +316,7 @@ impl LayerSpec {
     pub fn resident_bytes(&self) -> u64 {
         let linears: u64 = self.linears().iter().map(|l| l.bytes()).sum();
         let vectors = match &self.mixer {
-            MixerSpec::Attention(a) => {
-                a.qk_norm.as_ref().map_or(0, |(q, k)| vector(q) + vector(k))
-            }
+            MixerSpec::Attention(a) => a.qk_norm.as_ref().map_or(0, |(q, k)| vector(q) + vector(k)),
             MixerSpec::Delta(d) => {
                 vector(&d.conv) + vector(&d.a_log) + vector(&d.dt_bias) + vector(&d.norm)
             }

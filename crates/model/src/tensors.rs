@@ -100,7 +100,11 @@ impl<'a> Tensors<'a> {
     pub fn count(&self, key: &'static str) -> Result<usize> {
         let value = self.checkpoint.config().require_usize(key)?;
         if value == 0 {
-            return Err(Error::Config { key, expected: "a positive number".into(), got: "0".into() });
+            return Err(Error::Config {
+                key,
+                expected: "a positive number".into(),
+                got: "0".into(),
+            });
         }
         Ok(value)
     }

@@ -1,9 +1,7 @@
-//! Random lives of sequences against a plain model: the list of tokens each of them was fed.
-//!
-//! Contents of recurrent slots are read from the arena. An arena's pages cannot be read from outside `compute`, so
-//! a shadow of them follows the same writes and the same copies.
+//! Random lives of sequences against a plain model: the list of tokens each of them was fed. What pages and slots
+//! hold is read back from the arenas.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use compute::memory::{BLOCK, PageId, SlotId};
 use proptest::prelude::*;
@@ -36,9 +34,13 @@ fn memory(layout: &Layout, capacity: &Capacity) -> Memory {
     Memory::new(layout, KvFormat::F32, capacity).unwrap()
 }
 
-/// What layer `layer` stores of `token`: different for every layer and position.
-fn kv_value(layer: usize, position: usize, token: u32) -> u64 {
-    (layer as u64) << 48 | (position as u64) << 32 | u64::from(token)
+/// What layer `layer` stores of `token`, for all kv heads: different for every layer, position, head and dimension,
+/// and exact in f32.
+fn kv_row(layer: usize, position: usize, token: u32, width: usize) -> (Vec<f32>, Vec<f32>) {
+    let facts = [layer as f32, position as f32, token as f32];
+    let k: Vec<f32> = (0..width).map(|i| facts[i % 3] + (i << 15) as f32).collect();
+    let v = k.iter().map(|k| -k).collect();
+    (k, v)
 }
 
 /// The recurrent update: order matters, and every value is exact in f32.
@@ -46,11 +48,10 @@ fn integrate(state: f32, layer: usize, token: u32) -> f32 {
     ((state as u32 * 31 + token + layer as u32) % 65_521) as f32
 }
 
-/// A memory, its live sequences beside the tokens they were fed, and the shadow of the pages.
+/// A memory and its live sequences beside the tokens they were fed.
 struct World {
     memory: Memory,
     live: Vec<(Sequence, Vec<u32>)>,
-    pages: HashMap<(usize, PageId), [u64; BLOCK]>,
     next_token: u32,
 }
 
@@ -73,24 +74,15 @@ fn facts(memory: &Memory, sequence: &Sequence) -> impl PartialEq + std::fmt::Deb
 impl World {
     fn new(layout: &Layout, capacity: &Capacity) -> World {
         let memory = memory(layout, capacity);
-        World { memory, live: Vec::new(), pages: HashMap::new(), next_token: 1 }
+        World { memory, live: Vec::new(), next_token: 1 }
     }
 
     /// A step of `count` tokens on one sequence: prepare, write every layer, advance.
     fn step(&mut self, index: usize, count: usize) -> Result<()> {
         let before = facts(&self.memory, &self.live[index].0);
-        let copies = match self.memory.own(&mut self.live[index].0, count) {
-            Ok(copies) => copies,
-            Err(error) => {
-                assert_eq!(facts(&self.memory, &self.live[index].0), before);
-                return Err(error);
-            }
-        };
-        self.memory.copy(&copies);
-        for copy in &copies {
-            if let Copy::Page { arena, from, to } = *copy {
-                self.pages.insert((arena, to), self.pages[&(arena, from)]);
-            }
+        if let Err(error) = self.memory.prepare(&mut self.live[index].0, count) {
+            assert_eq!(facts(&self.memory, &self.live[index].0), before);
+            return Err(error);
         }
         if count > 0 {
             self.check_exclusive(index, count);
@@ -103,10 +95,12 @@ impl World {
             match state {
                 LayerState::Kv(_) => {
                     let table = sequence.kv(layer);
+                    let arena = self.memory.kv_mut(table.arena);
                     for (position, &token) in (sequence.len..).zip(&new) {
                         let page = table.pages[position / BLOCK - table.first_block];
-                        let shadow = self.pages.entry((table.arena, page)).or_insert([0; BLOCK]);
-                        shadow[position % BLOCK] = kv_value(layer, position, token);
+                        let width = arena.kv_heads() * arena.head_dim();
+                        let (k, v) = kv_row(layer, position, token, width);
+                        arena.write(page, position % BLOCK, &k, &v);
                     }
                 }
                 LayerState::Recurrent(_) => {
@@ -160,10 +154,17 @@ impl World {
                         assert!(layer == SLIDING || table.first_block == 0);
                         let first = table.first_block * BLOCK;
                         assert!(first == 0 || first + WINDOW <= tokens.len());
+                        let arena = self.memory.kv(table.arena);
+                        let (heads, dim) = (arena.kv_heads(), arena.head_dim());
                         for (position, &token) in tokens.iter().enumerate().skip(first) {
                             let page = table.pages[position / BLOCK - table.first_block];
-                            let stored = self.pages[&(table.arena, page)][position % BLOCK];
-                            assert_eq!(stored, kv_value(layer, position, token));
+                            let (k, v) = kv_row(layer, position, token, heads * dim);
+                            for head in 0..heads {
+                                let stored = arena.read(page, position % BLOCK, head);
+                                let columns = head * dim..(head + 1) * dim;
+                                assert_eq!(stored.0, k[columns.clone()]);
+                                assert_eq!(stored.1, v[columns]);
+                            }
                         }
                         pages.extend(table.pages.iter().map(|&page| (table.arena, page)));
                         bytes += table.pages.len() * self.memory.kv(table.arena).page_bytes();

@@ -5,7 +5,7 @@
 //! `syntax` (rewrites of the source), `python` (methods of str, list and dict), `filters`
 //! (filters, tests and printing), `json` (`tojson`), `time` (`strftime_now`), `content` (text or parts).
 //! Templates are untrusted: instructions, recursion and output are limited, and a render has a
-//! thread of its own, so that neither a deep value nor a panic reaches the engine.
+//! thread of its own, so that neither a deep value nor a panic takes the process down.
 //!
 //! # Known differences from Jinja2
 //! `KNOWN_DIFFERENCES` and `LENIENCES` in `tests/templates.rs` hold those that a comparison shows.
@@ -41,11 +41,11 @@ use crate::source::TemplateFiles;
 use crate::{ChatRequest, Error, Result};
 use content::Abilities;
 
-/// Instructions one render may take before it is stopped, plus a share for each message: the longest
-/// of the published templates takes about 400 instructions a message.
+/// Instructions one render may take, and a share for each message and tool: 80 published templates took
+/// up to 640 for each (`tests/support/cases.json`, November 2026).
 const FUEL_BASE: u64 = 500_000;
-const FUEL_PER_MESSAGE: u64 = 5_000;
-/// Bytes one render may write, beyond four times its input.
+const FUEL_PER_INPUT: u64 = 5_000;
+/// Bytes one render may write: a prompt of about 16 million tokens.
 const OUTPUT_LIMIT_BYTES: usize = 64 << 20;
 const RECURSION_LIMIT: usize = 100;
 /// The largest published template has 17 KB.
@@ -138,19 +138,20 @@ impl ChatTemplate {
         variables.extend(self.special_tokens.clone());
         variables.extend(request.kwargs.clone());
 
-        self.render_variables(name, variables, request.messages.len(), now_unix_s)
+        let input_count = request.messages.len() + request.tools.len();
+        self.render_variables(name, variables, input_count, now_unix_s)
     }
 
     fn render_variables(
         &self,
         name: &str,
         variables: Map<String, Value>,
-        message_count: usize,
+        input_count: usize,
         now_unix_s: i64,
     ) -> Result<String> {
         on_large_stack(|| {
             let mut environment = self.environment.clone();
-            environment.set_fuel(Some(FUEL_BASE + FUEL_PER_MESSAGE * message_count as u64));
+            environment.set_fuel(Some(FUEL_BASE + FUEL_PER_INPUT * input_count as u64));
             environment.add_function("strftime_now", move |format: &str| {
                 time::strftime(format, now_unix_s)
             });

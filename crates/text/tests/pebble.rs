@@ -15,12 +15,13 @@ fn read(file: &str) -> Option<Vec<u8>> {
 }
 
 fn template() -> ChatTemplate {
-    ChatTemplate::from_files(&TemplateFiles::find(read).unwrap().unwrap()).unwrap()
+    let files = TemplateFiles::find(read).expect("readable files").expect("a chat template");
+    ChatTemplate::from_files(&files).expect("a template that compiles")
 }
 
 #[track_caller]
 fn check(request: &ChatRequest, expect: &str) {
-    assert_eq!(template().render(request).unwrap(), expect);
+    assert_eq!(template().render(request).expect("a conversation the template takes"), expect);
 }
 
 #[test]

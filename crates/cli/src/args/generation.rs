@@ -1,7 +1,7 @@
 //! `millstream run` and the options that shape an answer.
 
 use clap::Args;
-use clap::builder::{BoolishValueParser, RangedU64ValueParser};
+use clap::builder::BoolishValueParser;
 use engine::SamplingParams;
 
 /// `millstream run`.
@@ -16,7 +16,9 @@ pub(crate) struct RunArgs {
     ///
     /// With both, the text from standard input comes after the prompt. With neither, a conversation begins.
     pub(crate) prompt: Option<String>,
-    /// Print one JSON object at the end instead of the answer as it comes
+    /// Print JSON
+    ///
+    /// One object at the end, with the answer, the thinking, tokens and times.
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
     /// How to answer.
@@ -41,7 +43,7 @@ pub(crate) struct SamplingArgs {
 
     /// Longest answer; by default until the context is full
     #[arg(long, value_name = "TOKENS", env = "MILLSTREAM_MAX_TOKENS",
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+          value_parser = super::at_least_one)]
     pub(crate) max_tokens: Option<usize>,
 
     /// End the answer before this text; may be given several times
@@ -79,13 +81,21 @@ pub(crate) struct SamplingArgs {
     pub(crate) repetition_penalty: Option<f32>,
 
     /// Make tokens of the answer less likely to come again, from -2 to 2; 0 is off
-    #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_PRESENCE_PENALTY",
-          allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "MILLSTREAM_PRESENCE_PENALTY",
+        allow_negative_numbers = true
+    )]
     pub(crate) presence_penalty: Option<f32>,
 
     /// The same for each time they came, from -2 to 2; 0 is off
-    #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_FREQUENCY_PENALTY",
-          allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "MILLSTREAM_FREQUENCY_PENALTY",
+        allow_negative_numbers = true
+    )]
     pub(crate) frequency_penalty: Option<f32>,
 
     /// The same seed gives the same answer; by default another one each time

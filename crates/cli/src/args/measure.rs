@@ -11,7 +11,12 @@ pub(crate) struct LogitsArgs {
     /// A folder, a name in the Hugging Face cache, or an alias
     pub(crate) model: String,
     /// Token ids of the prompt, separated by spaces or commas
-    #[arg(long, value_name = "IDS", env = "MILLSTREAM_TOKENS", required_unless_present = "tokens_file")]
+    #[arg(
+        long,
+        value_name = "IDS",
+        env = "MILLSTREAM_TOKENS",
+        required_unless_present = "tokens_file"
+    )]
     pub(crate) tokens: Option<String>,
     /// File with the token ids, separated by white space or commas
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_TOKENS_FILE", conflicts_with = "tokens",
@@ -33,16 +38,16 @@ pub(crate) struct BenchArgs {
     pub(crate) model: String,
     /// Prompt lengths to measure, separated by commas
     #[arg(long, value_name = "COUNTS", env = "MILLSTREAM_PROMPT_TOKENS", value_delimiter = ',',
-          default_value = "128,512", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+          default_value = "128,512", value_parser = super::at_least_one)]
     pub(crate) prompt_tokens: Vec<usize>,
     /// Tokens to generate after each prompt
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GEN_TOKENS", default_value_t = 64)]
     pub(crate) gen_tokens: usize,
     /// Measure each this many times and keep the best
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_REPEAT", default_value = "3",
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+          value_parser = super::at_least_one)]
     pub(crate) repeat: usize,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
     /// Print comma-separated values
@@ -69,7 +74,7 @@ pub(crate) struct PerplexityArgs {
     /// Run one token at a time, as generating does, instead of whole chunks
     #[arg(long, env = "MILLSTREAM_STEP_BY_STEP", value_parser = BoolishValueParser::new())]
     pub(crate) step_by_step: bool,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
 }
@@ -85,7 +90,7 @@ pub(crate) struct SynthArgs {
     pub(crate) out: PathBuf,
     /// Layers to write; by default all
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS",
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+          value_parser = super::at_least_one)]
     pub(crate) layers: Option<usize>,
     /// Format to write; both hold the same values
     #[arg(long, value_enum, default_value_t = SynthFormat::Mlx, env = "MILLSTREAM_FORMAT")]

@@ -64,7 +64,11 @@ pub(crate) fn run(speaker: Speaker, choices: &SamplingArgs, console: Console) ->
         // There is none the first time.
         let _ = editor.load_history(path);
     }
-    eprintln!("{}, {} positions. /help lists commands, Ctrl-D ends.", speaker.name, speaker.context());
+    eprintln!(
+        "{}, {} positions. /help lists commands, Ctrl-D ends.",
+        speaker.name,
+        speaker.context()
+    );
     let mut chat = Chat { speaker, choices: choices.clone(), messages: Vec::new(), console };
     let mut interrupts = 0;
     loop {

@@ -11,9 +11,9 @@ use crate::settings::{Overlay, effective};
 
 pub(crate) fn run(args: &ConfigArgs, matches: &ArgMatches, overlay: &Overlay) -> Result<()> {
     let ConfigCommand::Show(show) = &args.command;
-    let inner = ["config", "show"].iter().fold(matches, |matches, name| {
-        matches.subcommand_matches(name).unwrap_or(matches)
-    });
+    let inner = ["config", "show"]
+        .iter()
+        .fold(matches, |matches, name| matches.subcommand_matches(name).unwrap_or(matches));
     let settings = effective(inner, overlay);
     if show.json {
         return print_json(&settings);

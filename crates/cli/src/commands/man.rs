@@ -27,7 +27,8 @@ pub(crate) fn run(args: &ManArgs) -> Result<()> {
         },
     };
     let mut text = Vec::new();
-    clap_mangen::Man::new(page).render(&mut text)?;
+    let source = concat!("millstream ", env!("CARGO_PKG_VERSION"));
+    clap_mangen::Man::new(page).source(source).manual("Millstream").render(&mut text)?;
     std::io::stdout().write_all(&text)?;
     Ok(())
 }

@@ -29,7 +29,8 @@ pub(crate) fn run(args: &PlanArgs, invocation: &Invocation) -> Result<()> {
 
 fn text(model: &OpenModel, plan: &Plan, asked: bool) -> String {
     let (all, active) = model.spec.parameters();
-    let mut text = format!("{} ({}): {} parameters", model.name, model.spec.model_type, size::count(all));
+    let mut text =
+        format!("{} ({}): {} parameters", model.name, model.spec.model_type, size::count(all));
     if active < all {
         text.push_str(&format!(", {} used by a token", size::count(active)));
     }
@@ -40,8 +41,13 @@ fn text(model: &OpenModel, plan: &Plan, asked: bool) -> String {
     };
     let mut rows: Vec<_> = plan.rows.iter().map(|r| row(r.name, r.bytes, &r.note)).collect();
     rows.push(row("total", plan.total_bytes, ""));
-    let note = if asked { "--memory" } else { "a safe share of what the system allows" };
-    rows.push(row("budget", plan.budget_bytes, note));
+    // Sizes are decimal here and binary where they are typed.
+    let note = match asked {
+        true if plan.budget_bytes < 1 << 30 => format!("--memory, {} MiB", plan.budget_bytes >> 20),
+        true => format!("--memory, {:.1} GiB", plan.budget_bytes as f64 / f64::from(1 << 30)),
+        false => "a safe share of what the system allows".to_owned(),
+    };
+    rows.push(row("budget", plan.budget_bytes, &note));
     text.push_str(&table(&[Align::Left, Align::Right, Align::Left], &rows));
 
     text.push('\n');
@@ -49,14 +55,20 @@ fn text(model: &OpenModel, plan: &Plan, asked: bool) -> String {
         let spare = size::bytes(plan.budget_bytes - plan.total_bytes);
         text.push_str(&format!("It fits, with {spare} to spare.\n"));
     } else {
-        let over = size::bytes(plan.total_bytes - plan.budget_bytes);
+        let over_bytes = plan.total_bytes - plan.budget_bytes;
+        let over = size::bytes(over_bytes);
         text.push_str(&format!("It does not fit: {over} too much.\n"));
-        if plan.would_stream_bytes > 0 {
+        if over_bytes > plan.expert_bytes {
+            text.push_str("Without its experts it would not fit either.\n");
+        } else {
             let stream = size::bytes(plan.would_stream_bytes);
             text.push_str(&format!("{stream} of experts would have to come from the disk.\n"));
         }
     }
-    text.push_str(&format!("Context: {} of the model's {} positions.\n", plan.context, plan.model_context));
+    text.push_str(&format!(
+        "Context: {} of the model's {} positions.\n",
+        plan.context, plan.model_context
+    ));
     text.push_str(&format!("A token reads {} of weights.\n", size::bytes(plan.bytes_per_token)));
     text
 }

@@ -11,7 +11,8 @@ use clap::{Arg, ArgAction, Command};
 use crate::args::{ReferenceArgs, command};
 use crate::settings;
 
-const HEAD: &str = "<!-- Written by `cargo xtask reference`; changes go into crates/cli/src. -->\n\n";
+const HEAD: &str =
+    "<!-- Written by `cargo xtask reference`; changes go into crates/cli/src. -->\n\n";
 
 /// Variables that are not options.
 const OTHER_VARIABLES: [(&str, &str); 8] = [
@@ -29,7 +30,8 @@ pub(crate) fn run(args: &ReferenceArgs) -> Result<()> {
     let folder = &args.out;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
-    for (name, text) in [("cli.md", cli()), ("environment.md", environment()), ("config.md", config())]
+    for (name, text) in
+        [("cli.md", cli()), ("environment.md", environment()), ("config.md", config())]
     {
         let path = folder.join(name);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -55,6 +57,11 @@ fn cli() -> String {
     page.push_str(
         "Standard output is data, standard error is talk. The exit code is 0 when all went well, 1 when \
          something failed, 2 when the command line makes no sense, and 130 after Ctrl-C.\n\n",
+    );
+    page.push_str(
+        "Pebble and its draft are compiled into the program (20 MB): it is one file to copy and works without a \
+         network. `cargo install --git` builds it that way. A package registry that limits the size of a crate \
+         (crates.io: 10 MB) would need them beside the program.\n\n",
     );
     page.push_str("| command | what it does |\n|---|---|\n");
     let commands = leaves(&program);
@@ -221,7 +228,9 @@ fn config() -> String {
          `millstream config show [MODEL]` prints every value and where it comes from.\n\n",
     );
     page.push_str("```toml\nmemory = \"16G\"\ncontext = 16384\n\n[model.\"qwen3.5-35b-a3b\"]\n");
-    page.push_str("memory = \"24G\"\nthinking = false\ntemperature = 0.6\nstop = [\"\\n\\nUser:\"]\n```\n\n");
+    page.push_str(
+        "memory = \"24G\"\nthinking = false\ntemperature = 0.6\nstop = [\"\\n\\nUser:\"]\n```\n\n",
+    );
     page.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
     for arg in settings::options() {
         let key = arg.get_long().unwrap_or_default();

@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Read};
 
 use anyhow::{Context, Result};
+use engine::SamplingParams;
 use text::Message;
 
 use crate::answer::{Finish, Speaker};
@@ -15,6 +16,10 @@ use crate::report::{Advised, Interrupted};
 use crate::screen::Screen;
 
 pub(crate) fn run(args: &RunArgs, invocation: &Invocation) -> Result<()> {
+    // Before anything is loaded.
+    if let Err(error) = args.sampling.over(&SamplingParams::default()).validate() {
+        return Err(Advised::usage(error.to_string(), "millstream run --help").into());
+    }
     let (model, asked) = model_and_prompt(args, invocation)?;
     let prompt = match (asked, piped()?) {
         (Some(asked), Some(piped)) => Some(format!("{asked}\n\n{piped}")),
@@ -75,18 +80,19 @@ fn piped() -> Result<Option<String>> {
 /// one, else a prompt for the built-in model.
 fn model_and_prompt(args: &RunArgs, invocation: &Invocation) -> Result<(String, Option<String>)> {
     let (first, second) = (args.model.clone(), args.prompt.clone());
-    let Some(first) = first else { return Ok((builtin::DEFAULT.to_owned(), None)) };
+    let Some(first) = first.filter(|first| !first.trim().is_empty() || second.is_some()) else {
+        return Ok((builtin::DEFAULT.to_owned(), None));
+    };
     if second.is_some() {
         return Ok((first, second));
     }
     match hub::resolve(&first, &invocation.environment) {
         Ok(_) => Ok((first, None)),
         Err(error) if is_meant_as_model(&first, &error) => {
-            let hint = format!("if this is a prompt, say who should answer: {}",
-                "millstream run pebble \"…\"");
+            let hint = "if it is a prompt, say who should answer: millstream run pebble \"…\"";
             let message = error.to_string();
             let own = error.hint().unwrap_or_default();
-            let hints = own.lines().map(str::to_owned).chain([hint]).collect();
+            let hints = own.lines().map(str::to_owned).chain([hint.to_owned()]).collect();
             Err(Advised::with_hints(message, hints).into())
         }
         Err(_) => Ok((builtin::DEFAULT.to_owned(), Some(first))),
@@ -95,7 +101,8 @@ fn model_and_prompt(args: &RunArgs, invocation: &Invocation) -> Result<(String, 
 
 /// Whether a text that is no model was meant to be one: a path, `org/repo`, an alias, or nearly an alias.
 fn is_meant_as_model(text: &str, error: &hub::Error) -> bool {
-    if text.contains(char::is_whitespace) && !text.starts_with(['/', '.', '~']) {
+    let is_path = ["/", "./", "../", "~/"].iter().any(|start| text.starts_with(start));
+    if text.contains(char::is_whitespace) && !is_path {
         return false;
     }
     let is_alias = hub::aliases().iter().any(|alias| alias.name.eq_ignore_ascii_case(text));

@@ -18,7 +18,8 @@ use crate::size;
 #[derive(Serialize)]
 struct Facts {
     name: String,
-    folder: String,
+    /// `None` for a model inside this program.
+    folder: Option<String>,
     model_type: String,
     parameters: u64,
     active_parameters: u64,
@@ -73,13 +74,14 @@ fn facts(model: &OpenModel) -> Facts {
         Err(error) => (None, Some(error.to_string())),
     };
     let end_tokens = dialect.iter().flat_map(|dialect| {
-        dialect.eos.iter().map(|&id| {
-            dialect.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string())
-        })
+        dialect
+            .eos
+            .iter()
+            .map(|&id| dialect.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string()))
     });
     Facts {
         name: model.name.clone(),
-        folder: model.checkpoint.folder().display().to_string(),
+        folder: model.folder.as_ref().map(|folder| folder.display().to_string()),
         model_type: spec.model_type.clone(),
         parameters,
         active_parameters,
@@ -129,7 +131,7 @@ fn weight_kinds(spec: &DecoderSpec) -> Vec<WeightKind> {
         .into_iter()
         .map(|(encoding, (bytes, matrices))| WeightKind { encoding, bytes, matrices })
         .collect();
-    kinds.sort_by(|a, b| b.bytes.cmp(&a.bytes));
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.bytes));
     kinds
 }
 
@@ -186,7 +188,7 @@ fn text(facts: &Facts) -> String {
     row("every token", size::bytes(facts.resident_bytes));
     row("routed experts", size::bytes(facts.expert_bytes));
     row("read by a token", size::bytes(facts.bytes_per_token));
-    row("folder", facts.folder.clone());
+    row("folder", facts.folder.clone().unwrap_or_else(|| "inside this program".to_owned()));
     let mut text = format!("{}\n\n", facts.name);
     text.push_str(&table(&[Align::Left, Align::Left], &rows));
 

@@ -139,7 +139,7 @@ pub(crate) enum Error {
     IsFile { path: PathBuf },
     Space { path: PathBuf, needed: u64, free: u64 },
     Io { path: PathBuf, source: io::Error },
-    Weights { path: PathBuf, source: checkpoint::Error },
+    Weights { path: PathBuf, source: Box<checkpoint::Error> },
 }
 
 impl Error {
@@ -148,7 +148,7 @@ impl Error {
     }
 
     fn weights(path: &Path, source: checkpoint::Error) -> Error {
-        Error::Weights { path: path.to_owned(), source }
+        Error::Weights { path: path.to_owned(), source: Box::new(source) }
     }
 
     /// What to do about it.
@@ -200,7 +200,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } => Some(source),
-            Error::Weights { source, .. } => Some(source),
+            Error::Weights { source, .. } => Some(&**source),
             _ => None,
         }
     }

@@ -9,9 +9,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
-use super::dot::{
-    Codes, FP4_CODES, FP4_ZERO, Row, ScaleKind, Target, expand_avx512, unpack_codes,
-};
+use super::dot::{Codes, FP4_CODES, FP4_ZERO, Row, Target, expand_avx512, unpack_codes};
 use super::quantise::{Activations, BLOCK, LANE_BLOCKS, split};
 use crate::weight::Matrix;
 
@@ -22,6 +20,38 @@ pub(crate) const ROWS: usize = 32;
 
 /// Lanes in the order in which sums of neighbours on a stack are the sums of halves.
 const LANE_ORDER: [usize; LANE_BLOCKS] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
+
+/// Blocks are stored in the order in which they are visited, so that memory is read front to back.
+#[derive(Clone, Copy)]
+struct Visits {
+    blocks: usize,
+    /// How many blocks are visited before the first of each lane.
+    before: [usize; LANE_BLOCKS],
+}
+
+impl Visits {
+    fn new(blocks: usize) -> Visits {
+        let mut before = [0; LANE_BLOCKS];
+        let mut visited = 0;
+        for lane in LANE_ORDER {
+            before[lane] = visited;
+            visited += Visits::in_lane(blocks, lane);
+        }
+        Visits { blocks, before }
+    }
+
+    /// Blocks of a row of `blocks` that fall into a lane.
+    fn in_lane(blocks: usize, lane: usize) -> usize {
+        blocks.saturating_sub(lane).div_ceil(LANE_BLOCKS)
+    }
+
+    /// When block `index` is visited.
+    #[inline(always)]
+    fn of(&self, index: usize) -> usize {
+        debug_assert!(index < self.blocks);
+        self.before[index % LANE_BLOCKS] + index / LANE_BLOCKS
+    }
+}
 
 /// Order of a block's 32 columns in the tiles: as nibbles come out of bytes, or natural.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,9 +75,9 @@ pub(crate) struct Tile {
     /// Tokens that are real; the rest is zero.
     tokens: usize,
     blocks: usize,
-    /// [blocks][plane][quad of columns][token][4 bytes]
+    /// [visit][plane][quad of columns][token][4 bytes]
     planes: Vec<i8>,
-    /// [blocks][token]
+    /// [visit][token]
     scale: Vec<f32>,
     sum: Vec<f32>,
     integer_sum: Vec<i32>,
@@ -69,17 +99,19 @@ impl Tile {
             self.sum.fill(0.0);
             self.integer_sum.fill(0);
         }
+        let visits = Visits::new(blocks);
         for (token, &row) in rows.iter().enumerate() {
             let row = row as usize;
             let values = x.row_values(row);
             for block in 0..blocks {
+                let visit = visits.of(block);
                 let values: &[i16; BLOCK] =
                     values[block * BLOCK..][..BLOCK].try_into().expect("a whole block");
-                let planes = &mut self.planes[block * 1024..][..1024];
+                let planes = &mut self.planes[visit * 1024..][..1024];
                 pack_block(values, planes, token, order);
-                self.scale[block * TOKENS + token] = x.row_scale(row)[block];
-                self.sum[block * TOKENS + token] = x.row_sum(row)[block];
-                self.integer_sum[block * TOKENS + token] = x.row_integer_sum(row)[block];
+                self.scale[visit * TOKENS + token] = x.row_scale(row)[block];
+                self.sum[visit * TOKENS + token] = x.row_sum(row)[block];
+                self.integer_sum[visit * TOKENS + token] = x.row_integer_sum(row)[block];
             }
         }
     }
@@ -112,12 +144,11 @@ fn pack_block(values: &[i16; BLOCK], planes: &mut [i8], token: usize, order: Ord
 /// Codes of up to 32 weight rows in the layout of the left-hand tiles, and their scales as floats.
 #[derive(Default)]
 struct Panel {
-    /// [blocks][row][32 bytes]
+    /// [visit][row][32 bytes]
     codes: Vec<u8>,
-    /// [row][padded blocks]
+    /// [visit][row]
     scales: Vec<f32>,
     biases: Vec<f32>,
-    padded_blocks: usize,
     fp4: bool,
     biased: bool,
 }
@@ -171,10 +202,10 @@ impl Panel {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
     unsafe fn unpack(&mut self, w: &Matrix<'_>, first: usize, count: usize) {
         let blocks = w.cols.div_ceil(BLOCK);
-        self.padded_blocks = blocks.next_multiple_of(LANE_BLOCKS);
+        let visits = Visits::new(blocks);
         self.codes.resize(blocks * ROWS * BLOCK, 0);
-        self.scales.resize(ROWS * self.padded_blocks, 0.0);
-        self.biases.resize(ROWS * self.padded_blocks, 0.0);
+        self.scales.resize(blocks * ROWS, 0.0);
+        self.biases.resize(blocks * ROWS, 0.0);
         if count < ROWS {
             self.codes.fill(0);
             self.scales.fill(0.0);
@@ -183,56 +214,38 @@ impl Panel {
         let sample = Row::new(w, first);
         self.fp4 = sample.packing == Codes::Fp4;
         self.biased = !sample.biases.is_empty();
-        for r in 0..count {
-            let row = Row::new(w, first + r);
-            self.unpack_scales(&row, r);
+        for start in (0..count).step_by(16) {
+            let rows = first + start..first + count.min(start + 16);
+            unpack_scales(w, rows.clone(), &visits, |row| row.scales, &mut self.scales[start..]);
+            if self.biased {
+                unpack_scales(w, rows, &visits, |row| row.biases, &mut self.biases[start..]);
+            }
         }
         if matches!(sample.packing, Codes::Nibbles | Codes::Fp4) {
             // SAFETY: as promised.
-            unsafe { self.unpack_nibbles(w, first, count) };
+            unsafe { self.unpack_nibbles(w, first, count, &visits) };
             return;
         }
         let block_bytes = w.encoding.row_bytes(w.cols) / blocks;
         for r in 0..count {
             let row = Row::new(w, first + r);
             for block in 0..blocks {
-                let to = &mut self.codes[(block * ROWS + r) * BLOCK..][..BLOCK];
+                let to = &mut self.codes[(visits.of(block) * ROWS + r) * BLOCK..][..BLOCK];
                 unpack_codes(row.packing, &row.codes[block * block_bytes..], to);
             }
         }
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-    fn unpack_scales(&mut self, row: &Row<'_>, r: usize) {
-        let size = row.chunk_scales() * row.scale_size();
-        for c in 0..self.padded_blocks / LANE_BLOCKS {
-            let mut put = |from: &[u8], to: &mut [f32]| {
-                let from = &from[(c * size).min(from.len())..];
-                let mut padded = [0u8; LANE_BLOCKS * 4];
-                let whole = if from.len() >= size {
-                    &from[..size]
-                } else {
-                    padded[..from.len()].copy_from_slice(from);
-                    &padded[..size]
-                };
-                let wide = expand_avx512(row.kind, row.group, whole);
-                let to = &mut to[r * self.padded_blocks + c * LANE_BLOCKS..][..LANE_BLOCKS];
-                // SAFETY: sixteen floats.
-                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), wide) };
-            };
-            put(row.scales, &mut self.scales);
-            if self.biased {
-                put(row.biases, &mut self.biases);
-            }
-        }
-        // A padded exponent of zero is a tiny number, not zero; it meets zero activations only.
-        debug_assert!(row.kind != ScaleKind::HalvedExponent || self.fp4);
-    }
-
     /// # Safety
     /// The machine must have AVX-512 BW.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn unpack_nibbles(&mut self, w: &Matrix<'_>, first: usize, count: usize) {
+    unsafe fn unpack_nibbles(
+        &mut self,
+        w: &Matrix<'_>,
+        first: usize,
+        count: usize,
+        visits: &Visits,
+    ) {
         let row_bytes = w.encoding.row_bytes(w.cols);
         let mask = _mm512_set1_epi8(15);
         let low_pairs = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
@@ -243,12 +256,18 @@ impl Panel {
         for quad in 0..w.cols.div_ceil(4 * BLOCK) {
             let bytes = 64.min(row_bytes - quad * 64);
             let valid = if bytes == 64 { u64::MAX } else { (1u64 << bytes) - 1 };
+            let mut visit = [0; 4];
+            for (block, visit) in visit.iter_mut().enumerate().take(bytes / 16) {
+                *visit = visits.of(quad * 4 + block);
+            }
             for r in 0..count {
                 let from = &w.codes[(first + r) * row_bytes + quad * 64..][..bytes];
                 // SAFETY: the mask keeps the load within `from`; the stores below go to blocks
                 // that exist (a block is 16 bytes of codes).
                 unsafe {
-                    _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ROWS * row_bytes).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(
+                        from.as_ptr().wrapping_add(ROWS * row_bytes).cast(),
+                    );
                     let packed = _mm512_maskz_loadu_epi8(valid, from.as_ptr().cast());
                     let mut even = _mm512_and_si512(packed, mask);
                     let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
@@ -260,7 +279,6 @@ impl Panel {
                         _mm512_permutex2var_epi64(even, low_pairs, odd),
                         _mm512_permutex2var_epi64(even, high_pairs, odd),
                     ];
-                    let to = self.codes.as_mut_ptr().add((quad * 4 * ROWS + r) * BLOCK);
                     for block in 0..bytes / 16 {
                         let pair = pairs[block / 2];
                         let half = if block % 2 == 0 {
@@ -268,7 +286,8 @@ impl Panel {
                         } else {
                             _mm512_extracti64x4_epi64::<1>(pair)
                         };
-                        _mm256_storeu_si256(to.add(block * ROWS * BLOCK).cast(), half);
+                        let to = self.codes.as_mut_ptr().add((visit[block] * ROWS + r) * BLOCK);
+                        _mm256_storeu_si256(to.cast(), half);
                     }
                 }
             }
@@ -283,21 +302,47 @@ impl Panel {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
     unsafe fn product(&self, tile: &Tile) -> [[f32; ROWS]; TOKENS] {
         // Sums of lanes that wait for their other half: [depth][row][token].
-        let mut stack = [[[0.0f32; TOKENS]; ROWS]; 5];
+        let mut stack = Sums([[[0.0f32; TOKENS]; ROWS]; 5]);
+        let stack = &mut stack.0;
         let mut depth = 0;
-        let mut integers = Integers([[[0; TOKENS]; ROWS]; 2]);
+        let mut integers = [Integers::ZERO, Integers::ZERO];
+        // The tile unit runs one block ahead of the vector code: its results reach memory only when
+        // its stores retire, and whoever reads them sooner waits for that.
+        let multiply = |visit: usize, to: &mut Integers| {
+            if visit < tile.blocks {
+                // SAFETY: the codes and the planes hold `blocks` panels of 1,024 bytes each.
+                unsafe {
+                    let codes = self.codes.as_ptr().add(visit * ROWS * BLOCK);
+                    let planes = tile.planes.as_ptr().add(visit * 1024);
+                    tile_products(codes, planes, to);
+                }
+            }
+        };
+        multiply(0, &mut integers[0]);
+        let mut visit = 0;
         for (done, &lane) in LANE_ORDER.iter().enumerate() {
             let sums = &mut stack[depth];
-            sums.fill([0.0; TOKENS]);
             depth += 1;
-            for block in (lane..tile.blocks).step_by(LANE_BLOCKS) {
-                // SAFETY: the codes hold `blocks` panels of 1,024 bytes, the planes `blocks` of 1,024.
+            let count = Visits::in_lane(tile.blocks, lane);
+            if count == 0 {
+                sums.fill([0.0; TOKENS]);
+            }
+            for index in 0..count {
+                let (even, odd) = integers.split_at_mut(1);
+                let (now, next) = match visit % 2 {
+                    0 => (&even[0], &mut odd[0]),
+                    _ => (&odd[0], &mut even[0]),
+                };
+                multiply(visit + 1, next);
+                // SAFETY: a block of both the panel and the tile.
                 unsafe {
-                    let codes = self.codes.as_ptr().add(block * ROWS * BLOCK);
-                    let planes = tile.planes.as_ptr().add(block * 1024);
-                    tile_products(codes, planes, &mut integers);
-                    self.scale_block(tile, block, &integers, sums);
+                    if index == 0 {
+                        self.scale_block::<true>(tile, visit, now, sums);
+                    } else {
+                        self.scale_block::<false>(tile, visit, now, sums);
+                    }
                 }
+                visit += 1;
             }
             // Add halves: after an even number of finished lanes the two topmost sums belong together.
             let mut finished = done + 1;
@@ -325,25 +370,25 @@ impl Panel {
         out
     }
 
-    /// Joins the planes of one block and adds it, scaled, to the sums.
+    /// Joins the planes of one block and adds it, scaled, to the sums (or begins them).
     ///
     /// # Safety
-    /// AVX-512; `block` is a block of both the panel and the tile.
+    /// AVX-512; `visit` is that of a block of both the panel and the tile.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
-    unsafe fn scale_block(
+    unsafe fn scale_block<const FIRST: bool>(
         &self,
         tile: &Tile,
-        block: usize,
+        visit: usize,
         integers: &Integers,
         sums: &mut [[f32; TOKENS]; ROWS],
     ) {
         // SAFETY: all pointers are to sixteen elements inside the buffers sized by pack and unpack.
         unsafe {
-            let x_scale = _mm512_loadu_ps(tile.scale.as_ptr().add(block * TOKENS));
-            let x_sum = _mm512_loadu_ps(tile.sum.as_ptr().add(block * TOKENS));
+            let x_scale = _mm512_loadu_ps(tile.scale.as_ptr().add(visit * TOKENS));
+            let x_sum = _mm512_loadu_ps(tile.sum.as_ptr().add(visit * TOKENS));
             let zero = if self.fp4 {
-                let sums = _mm512_loadu_si512(tile.integer_sum.as_ptr().add(block * TOKENS).cast());
+                let sums = _mm512_loadu_si512(tile.integer_sum.as_ptr().add(visit * TOKENS).cast());
                 _mm512_mullo_epi32(sums, _mm512_set1_epi32(FP4_ZERO))
             } else {
                 _mm512_setzero_si512()
@@ -355,15 +400,17 @@ impl Panel {
                 if self.fp4 {
                     joined = _mm512_sub_epi32(joined, zero);
                 }
-                let at = r * self.padded_blocks + block;
+                let at = visit * ROWS + r;
                 let scale = _mm512_set1_ps(*self.scales.as_ptr().add(at));
-                let mut sum = _mm512_loadu_ps(sums[r].as_ptr());
-                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(joined), _mm512_mul_ps(scale, x_scale), sum);
+                let mut sum =
+                    if FIRST { _mm512_setzero_ps() } else { _mm512_load_ps(sums[r].as_ptr()) };
+                sum =
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(joined), _mm512_mul_ps(scale, x_scale), sum);
                 if self.biased {
                     let bias = _mm512_set1_ps(*self.biases.as_ptr().add(at));
                     sum = _mm512_fmadd_ps(bias, x_sum, sum);
                 }
-                _mm512_storeu_ps(sums[r].as_mut_ptr(), sum);
+                _mm512_store_ps(sums[r].as_mut_ptr(), sum);
             }
         }
     }
@@ -372,6 +419,50 @@ impl Panel {
 /// Tile results: [plane][row][token].
 #[repr(C, align(64))]
 struct Integers([[[i32; TOKENS]; ROWS]; 2]);
+
+impl Integers {
+    const ZERO: Integers = Integers([[[0; TOKENS]; ROWS]; 2]);
+}
+
+/// Partial sums, aligned for whole-register access.
+#[repr(C, align(64))]
+struct Sums([[[f32; TOKENS]; ROWS]; 5]);
+
+/// Scales (or biases) of up to 16 rows as floats: [visit][32 rows].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+fn unpack_scales(
+    w: &Matrix<'_>,
+    rows: std::ops::Range<usize>,
+    visits: &Visits,
+    part: for<'a> fn(&Row<'a>) -> &'a [u8],
+    to: &mut [f32],
+) {
+    for chunk in 0..visits.blocks.div_ceil(LANE_BLOCKS) {
+        let mut square = [[0.0f32; 16]; 16];
+        for (values, index) in square.iter_mut().zip(rows.clone()) {
+            let row = Row::new(w, index);
+            let size = row.chunk_scales() * row.scale_size();
+            let from = &part(&row)[chunk * size..];
+            let mut padded = [0u8; LANE_BLOCKS * 4];
+            let whole = if from.len() >= size {
+                &from[..size]
+            } else {
+                padded[..from.len()].copy_from_slice(from);
+                &padded[..size]
+            };
+            let wide = expand_avx512(row.kind, row.group, whole);
+            // SAFETY: sixteen floats.
+            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), wide) };
+        }
+        // SAFETY: AVX-512 is there.
+        let turned = unsafe { transpose(&square) };
+        let blocks = (visits.blocks - chunk * LANE_BLOCKS).min(LANE_BLOCKS);
+        for (block, values) in turned.iter().enumerate().take(blocks) {
+            let at = visits.of(chunk * LANE_BLOCKS + block) * ROWS;
+            to[at..at + rows.len()].copy_from_slice(&values[..rows.len()]);
+        }
+    }
+}
 
 /// 16 × 16 transpose.
 ///
@@ -501,7 +592,8 @@ mod tests {
         }
         let mut random = Random(11);
         for encoding in encodings().into_iter().filter(|e| e.is_integer()) {
-            for (rows, cols, x_rows) in [(32, 512, 16), (70, 1152, 21), (5, 128, 3), (33, 2048, 40)] {
+            for (rows, cols, x_rows) in [(32, 512, 16), (70, 1152, 21), (5, 128, 3), (33, 2048, 40)]
+            {
                 let w = random_weight(rows, cols, encoding, random.next());
                 let mut a = Activations::default();
                 a.resize(Isa::Amx, x_rows, cols, true);

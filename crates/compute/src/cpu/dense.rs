@@ -94,7 +94,8 @@ fn affine(
     out: &mut [f32],
 ) {
     let group_bytes = bytes.len() * group / out.len();
-    for (g, (o, c)) in out.chunks_exact_mut(group).zip(bytes.chunks_exact(group_bytes)).enumerate() {
+    for (g, (o, c)) in out.chunks_exact_mut(group).zip(bytes.chunks_exact(group_bytes)).enumerate()
+    {
         let mut unpacked = [0u8; 128];
         unpack_codes(codes, c, &mut unpacked[..group]);
         let (s, b) = (one_float(scale, scales, g), one_float(scale, biases, g));
@@ -174,36 +175,71 @@ pub(crate) unsafe fn multiply_rows(
     });
 }
 
-versions! {
-    fn tile(w: &[f32], x: &[f32], cols: usize, out: &mut [[f32; TILE]; TILE]) = tile_body
-}
-
-#[inline(always)]
-fn tile_body(w: &[f32], x: &[f32], cols: usize, out: &mut [[f32; TILE]; TILE]) {
+/// Products of up to four weight rows with up to four activation rows: `out[x row][weight row]`.
+fn tile(isa: Isa, w: &[f32], x: &[f32], cols: usize, out: &mut [[f32; TILE]; TILE]) {
     if w.len() == TILE * cols && x.len() == TILE * cols && cols.is_multiple_of(LANES) {
-        let w: [&[[f32; LANES]]; TILE] = std::array::from_fn(|i| w[i * cols..][..cols].as_chunks().0);
-        let x: [&[[f32; LANES]]; TILE] = std::array::from_fn(|i| x[i * cols..][..cols].as_chunks().0);
-        let mut acc = [[[0.0f32; LANES]; TILE]; TILE];
-        for c in 0..cols / LANES {
-            for n in 0..TILE {
-                for i in 0..TILE {
-                    for l in 0..LANES {
-                        acc[n][i][l] = x[n][c][l].mul_add(w[i][c][l], acc[n][i][l]);
-                    }
-                }
-            }
-        }
-        for n in 0..TILE {
-            for i in 0..TILE {
-                out[n][i] = sum_lanes(acc[n][i]);
-            }
+        let mut sums = [[[0.0f32; LANES]; TILE]; TILE];
+        lanes_4x4(isa, w.as_chunks().0, x.as_chunks().0, cols / LANES, &mut sums);
+        for (out, sums) in out.iter_mut().zip(sums) {
+            *out = sums.map(sum_lanes);
         }
         return;
     }
-    for (n, x) in x.chunks_exact(cols).enumerate() {
-        for (i, w) in w.chunks_exact(cols).enumerate() {
-            out[n][i] = dot(x, w);
+    for (x, out) in x.chunks_exact(cols).zip(out) {
+        for (w, out) in w.chunks_exact(cols).zip(out) {
+            *out = one_dot(isa, x, w);
         }
+    }
+}
+
+versions! { fn one_dot(x: &[f32], w: &[f32]) -> f32 = dot }
+
+// A function of its own: inside a larger one its sums would not stay in registers.
+versions! {
+    fn lanes_4x4(
+        w: &[[f32; LANES]],
+        x: &[[f32; LANES]],
+        chunks: usize,
+        out: &mut [[[f32; LANES]; TILE]; TILE],
+    ) = lanes_4x4_body
+}
+
+#[inline(always)]
+fn lanes_4x4_body(
+    w: &[[f32; LANES]],
+    x: &[[f32; LANES]],
+    chunks: usize,
+    out: &mut [[[f32; LANES]; TILE]; TILE],
+) {
+    let row = |i: usize| &w[i * chunks..][..chunks];
+    let (w0, w1, w2, w3) = (row(0), row(1), row(2), row(3));
+    // Two activation rows at a time: eight sums, each named, so that each is a register.
+    for pair in 0..TILE / 2 {
+        let x0 = &x[2 * pair * chunks..][..chunks];
+        let x1 = &x[(2 * pair + 1) * chunks..][..chunks];
+        let (mut a0, mut a1, mut a2, mut a3) =
+            ([0.0; LANES], [0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        let (mut b0, mut b1, mut b2, mut b3) =
+            ([0.0; LANES], [0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        for c in 0..chunks {
+            fma(&mut a0, &x0[c], &w0[c]);
+            fma(&mut a1, &x0[c], &w1[c]);
+            fma(&mut a2, &x0[c], &w2[c]);
+            fma(&mut a3, &x0[c], &w3[c]);
+            fma(&mut b0, &x1[c], &w0[c]);
+            fma(&mut b1, &x1[c], &w1[c]);
+            fma(&mut b2, &x1[c], &w2[c]);
+            fma(&mut b3, &x1[c], &w3[c]);
+        }
+        out[2 * pair] = [a0, a1, a2, a3];
+        out[2 * pair + 1] = [b0, b1, b2, b3];
+    }
+}
+
+#[inline(always)]
+fn fma(acc: &mut [f32; LANES], x: &[f32; LANES], w: &[f32; LANES]) {
+    for l in 0..LANES {
+        acc[l] = x[l].mul_add(w[l], acc[l]);
     }
 }
 

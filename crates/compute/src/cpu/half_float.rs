@@ -1,35 +1,21 @@
-//! Half-precision storage: slices of f16 and bf16 bits to and from f32.
+//! Half-precision storage: slices of f16 bits to and from f32.
 //!
 //! Every conversion is exact or rounds to nearest even, so all instruction sets give the same bits
 //! (a NaN stays a NaN, made quiet). Slices of equal length; anything else is our bug.
 
-use half::{bf16, f16};
+use half::f16;
 use machine::cpu::Isa;
-
-use super::lanes::versions;
 
 /// One f16 value, without asking the processor what it can do.
 #[inline(always)]
-pub(crate) fn f16_value_to_f32(bits: u16) -> f32 {
+fn f16_value_to_f32(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32_const()
 }
 
 /// One f32 value rounded to f16 bits, without asking the processor what it can do.
 #[inline(always)]
-pub(crate) fn f32_value_to_f16(value: f32) -> u16 {
+fn f32_value_to_f16(value: f32) -> u16 {
     f16::from_f32_const(value).to_bits()
-}
-
-/// One bf16 value: its bits are the upper half of the f32. The quiet bit is set on a NaN.
-#[inline(always)]
-pub(crate) fn bf16_value_to_f32(bits: u16) -> f32 {
-    bf16::from_bits(bits).to_f32_const()
-}
-
-/// One f32 value rounded to bf16 bits.
-#[inline(always)]
-pub(crate) fn f32_value_to_bf16(value: f32) -> u16 {
-    bf16::from_f32_const(value).to_bits()
 }
 
 /// f16 bits to f32.
@@ -75,32 +61,6 @@ pub(crate) fn f32_to_f16(isa: Isa, src: &[f32], dst: &mut [u16]) {
                 *y = f32_value_to_f16(x);
             }
         }
-    }
-}
-
-versions! {
-    /// bf16 bits to f32.
-    pub(crate) fn bf16_to_f32(src: &[u16], dst: &mut [f32]) = bf16_to_f32_body
-}
-
-#[inline(always)]
-fn bf16_to_f32_body(src: &[u16], dst: &mut [f32]) {
-    assert_eq!(src.len(), dst.len());
-    for (y, &x) in dst.iter_mut().zip(src) {
-        *y = bf16_value_to_f32(x);
-    }
-}
-
-versions! {
-    /// f32 to bf16 bits.
-    pub(crate) fn f32_to_bf16(src: &[f32], dst: &mut [u16]) = f32_to_bf16_body
-}
-
-#[inline(always)]
-fn f32_to_bf16_body(src: &[f32], dst: &mut [u16]) {
-    assert_eq!(src.len(), dst.len());
-    for (y, &x) in dst.iter_mut().zip(src) {
-        *y = f32_value_to_bf16(x);
     }
 }
 
@@ -249,34 +209,6 @@ mod tests {
                 want.clone_from(&dst);
             }
             assert_eq!(want, dst);
-        }
-    }
-
-    #[test]
-    fn bf16_keeps_the_upper_half_and_rounds_to_nearest_even() {
-        let mut random = Random::new(2);
-        let src: Vec<f32> = (0..10_007).map(|_| f32::from_bits(random.bits())).collect();
-        for isa in isas() {
-            let mut bits = vec![0; src.len()];
-            f32_to_bf16(isa, &src, &mut bits);
-            let mut wide = vec![0.0; src.len()];
-            bf16_to_f32(isa, &bits, &mut wide);
-            for ((&x, &bits), &y) in src.iter().zip(&bits).zip(&wide) {
-                assert_eq!(y.to_bits(), u32::from(bits) << 16);
-                if x.is_nan() {
-                    assert!(y.is_nan());
-                } else if x.abs() < 1e38 {
-                    let below = f32::from_bits(x.to_bits() & 0xffff_0000);
-                    let above = f32::from_bits((x.to_bits() & 0xffff_0000) + 0x1_0000);
-                    let (down, up) = (f64::from(x - below).abs(), f64::from(above - x).abs());
-                    let want = if down < up || (down == up && x.to_bits() & 0x1_0000 == 0) {
-                        below
-                    } else {
-                        above
-                    };
-                    assert_eq!(y, want, "{isa} {x:e}");
-                }
-            }
         }
     }
 }

@@ -9,7 +9,9 @@ use machine::cpu::Isa;
 
 use super::activation;
 use super::dense;
-use super::dot::{self, Rows, Target, packing};
+#[cfg(target_arch = "x86_64")]
+use super::dot::packing;
+use super::dot::{self, Rows, Target};
 use super::pool::Pool;
 use super::quantise::Activations;
 use crate::Linear;
@@ -182,7 +184,9 @@ pub(crate) fn multiply(
         if let Some(bias) = &w.bias {
             for row in 0..rows {
                 // SAFETY: the output has `rows` rows of the bias's length, and no task runs now.
-                let out = unsafe { std::slice::from_raw_parts_mut(start.add(row * bias.len()), bias.len()) };
+                let out = unsafe {
+                    std::slice::from_raw_parts_mut(start.add(row * bias.len()), bias.len())
+                };
                 activation::add_assign(isa, out, bias);
             }
         }

@@ -56,7 +56,8 @@ pub(crate) fn attention(
             let blocks = (run.position + run.count - 1) / BLOCK + 1 - first;
             pool.run(blocks, &|block| {
                 let start = ((first + block) * BLOCK).max(run.position) - run.position;
-                let end = ((first + block + 1) * BLOCK).min(run.position + run.count) - run.position;
+                let end =
+                    ((first + block + 1) * BLOCK).min(run.position + run.count) - run.position;
                 (start..end).for_each(write);
             });
         }
@@ -82,7 +83,12 @@ pub(crate) fn attention(
                 let size = group * partial_floats(shape.head_dim);
                 merges.push(Merge { run: index, kv_head, at: partial_count, spans: spans.len() });
                 for span in spans.clone() {
-                    tasks.push(Task { run: index, kv_head, rows: 0..1, span: Some((span, partial_count)) });
+                    tasks.push(Task {
+                        run: index,
+                        kv_head,
+                        rows: 0..1,
+                        span: Some((span, partial_count)),
+                    });
                     partial_count += size;
                 }
             } else {
@@ -97,11 +103,13 @@ pub(crate) fn attention(
     tasks.reverse();
     partials.resize(partials.len().max(partial_count), 0.0);
     let arena = &*arena;
-    let (out_start, partial_start) = (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
+    let (out_start, partial_start) =
+        (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
     pool.run(tasks.len(), &|i| {
         let task = &tasks[i];
         let run = &runs[task.run];
-        let keys = Keys { arena, kv_head: task.kv_head, pages: run.pages, first_block: run.first_block };
+        let keys =
+            Keys { arena, kv_head: task.kv_head, pages: run.pages, first_block: run.first_block };
         let positions: Vec<usize> = task.rows.clone().map(|r| run.position + r).collect();
         let first = (run.row + task.rows.start) * stride + task.kv_head * group * shape.head_dim;
         let queries = Queries { data: &q[first..], stride, positions: &positions };
@@ -120,7 +128,15 @@ pub(crate) fn attention(
                     let start = out_start.at(first);
                     RowsMut::from_raw(start, positions.len(), stride, group * shape.head_dim)
                 };
-                attend_tile(isa, &inner, keys, queries, sinks(shape, task.kv_head), scratch, &mut to);
+                attend_tile(
+                    isa,
+                    &inner,
+                    keys,
+                    queries,
+                    sinks(shape, task.kv_head),
+                    scratch,
+                    &mut to,
+                );
             }
         });
     });
@@ -177,7 +193,7 @@ pub(crate) fn delta(
     shape: &DeltaShape,
     arena: &mut RecurrentArena,
     runs: &[StateRun],
-    buffers: DeltaBuffers<'_>,
+    buffers: &mut DeltaBuffers<'_>,
     out: &mut [f32],
 ) {
     let channels = shape.channels();
@@ -189,7 +205,8 @@ pub(crate) fn delta(
     let keys = shape.key_heads * shape.key_dim;
     let heads = shape.value_heads;
     let convolved = SharedMut(buffers.convolved.as_mut_ptr());
-    let (alpha, beta) = (SharedMut(buffers.alpha.as_mut_ptr()), SharedMut(buffers.beta.as_mut_ptr()));
+    let (alpha, beta) =
+        (SharedMut(buffers.alpha.as_mut_ptr()), SharedMut(buffers.beta.as_mut_ptr()));
     let prepare = |row: usize| {
         // SAFETY: each row is prepared once.
         unsafe {
@@ -262,7 +279,8 @@ fn convolve(
         let start = task % per_run * CONV_CHANNELS;
         let columns = start..channels.min(start + CONV_CHANNELS);
         let width = columns.len();
-        let inputs = Rows::new(&qkv[run.row * channels..], channels, channels).columns(columns.clone());
+        let inputs =
+            Rows::new(&qkv[run.row * channels..], channels, channels).columns(columns.clone());
         // SAFETY: each task has channels of a run's state and of the output of its own; the shared
         // reads are of those channels only.
         unsafe {

@@ -16,10 +16,10 @@ use super::lanes::sigmoid;
 use super::matmul::{SharedMut, multiply_in_task, quantise, uses_tiles};
 use super::pool::Pool;
 use super::quantise::Activations;
+use crate::Result;
 use crate::bank::{Expert, ExpertBank};
 use crate::step::Activation;
 use crate::weight::Matrix;
-use crate::Result;
 
 /// Row–expert pairs up to which the work is cut by weight rows rather than by expert.
 const SMALL_PAIRS: usize = 64;
@@ -72,7 +72,7 @@ pub(crate) fn run(
     rows: usize,
     routing: &RoutingTable,
     bank: &dyn ExpertBank,
-    shared: Option<Shared<'_>>,
+    shared: Option<&Shared<'_>>,
     slots: &mut [f32],
     out: &mut [f32],
 ) -> Result<()> {
@@ -87,7 +87,7 @@ pub(crate) fn run(
     let target = Target { start: output.0, stride: hidden, column: 0 };
 
     let wanted = std::mem::take(&mut scratch.wanted);
-    let mut shared_job = shared.as_ref().map(|shared| Job {
+    let mut shared_job = shared.map(|shared| Job {
         expert: shared.expert,
         rows: (0..rows as u32).collect(),
         slots: (0..rows as u32).map(|row| (rows * k) as u32 + row).collect(),
@@ -96,7 +96,8 @@ pub(crate) fn run(
         let mut jobs: Vec<Job<'_>> = ready
             .iter()
             .map(|&(id, expert)| {
-                let range = scratch.starts[id as usize] as usize..scratch.starts[id as usize + 1] as usize;
+                let range =
+                    scratch.starts[id as usize] as usize..scratch.starts[id as usize + 1] as usize;
                 let slots = scratch.pairs[range].to_vec();
                 Job { expert, rows: slots.iter().map(|pair| pair / k as u32).collect(), slots }
             })
@@ -105,7 +106,9 @@ pub(crate) fn run(
         // The largest first, so that the threads finish together.
         jobs.sort_by_key(|job| std::cmp::Reverse(job.rows.len()));
         let floats = jobs.iter().any(|job| {
-            [job.expert.gate, job.expert.up, job.expert.down].iter().any(|w| !w.encoding.is_integer())
+            [job.expert.gate, job.expert.up, job.expert.down]
+                .iter()
+                .any(|w| !w.encoding.is_integer())
         });
         if small && !floats {
             let hidden_rows = rows * k + rows;
@@ -120,7 +123,7 @@ pub(crate) fn run(
     scratch.wanted = wanted;
     outcome?;
 
-    let gate = shared.as_ref().map(|shared| shared.gate);
+    let gate = shared.map(|shared| shared.gate);
     let slots = &*slots;
     let out_rows = SharedMut(out.as_mut_ptr());
     let sum_row = |row: usize| {
@@ -129,7 +132,12 @@ pub(crate) fn run(
         out.fill(0.0);
         for rank in 0..k {
             let pair = row * k + rank;
-            activation::scale_add(isa, out, &slots[pair * hidden..][..hidden], routing.weights[pair]);
+            activation::scale_add(
+                isa,
+                out,
+                &slots[pair * hidden..][..hidden],
+                routing.weights[pair],
+            );
         }
         if let Some(gate) = gate {
             let weight = gate.map_or(1.0, |gate| sigmoid(gate[row]));
@@ -215,7 +223,8 @@ fn small_call(
         pool.run(tasks.len(), &|task| {
             let (index, range) = (tasks[task].0, tasks[task].1.clone());
             let job = jobs[index];
-            let inputs: Vec<u32> = (firsts[index]..firsts[index] + job.slots.len() as u32).collect();
+            let inputs: Vec<u32> =
+                (firsts[index]..firsts[index] + job.slots.len() as u32).collect();
             let rows = Rows { inputs: &inputs, outputs: &job.slots };
             let target = out.shifted(range.start);
             // SAFETY: slots and row ranges of tasks do not overlap.
@@ -267,7 +276,9 @@ pub(crate) fn glu(isa: Isa, kind: Activation, gate: &[f32], up: &[f32], out: &mu
     match kind {
         Activation::SwiGlu => activation::silu_mul(isa, gate, up, out),
         Activation::GeGlu => activation::gelu_tanh_mul(isa, gate, up, out),
-        Activation::ClampedSwiGlu { limit } => activation::clamped_swiglu(isa, gate, up, limit, out),
+        Activation::ClampedSwiGlu { limit } => {
+            activation::clamped_swiglu(isa, gate, up, limit, out);
+        }
     }
 }
 
@@ -339,7 +350,13 @@ fn whole_expert(
             }
         }
         let size = count * width;
-        glu(isa, activation, &buffers.gate[..size], &buffers.up[..size], &mut buffers.hidden[..size]);
+        glu(
+            isa,
+            activation,
+            &buffers.gate[..size],
+            &buffers.up[..size],
+            &mut buffers.hidden[..size],
+        );
         // SAFETY: every slot belongs to one job.
         unsafe {
             if !down.encoding.is_integer() {

@@ -45,23 +45,6 @@ fn rms_norm_in_place_body(x: &mut [f32], weight: &[f32], eps: f32) {
 }
 
 versions! {
-    /// RMS norm without a weight, in place over each head of `head_dim`.
-    pub(crate) fn rms_scale_in_place(x: &mut [f32], head_dim: usize, eps: f32)
-        = rms_scale_in_place_body
-}
-
-#[inline(always)]
-fn rms_scale_in_place_body(x: &mut [f32], head_dim: usize, eps: f32) {
-    assert!(x.len().is_multiple_of(head_dim));
-    for head in x.chunks_exact_mut(head_dim) {
-        let scale = inverse_rms(head, eps);
-        for y in head {
-            *y *= scale;
-        }
-    }
-}
-
-versions! {
     /// `out = x / rms(x) * weight * silu(gate)` over each head: the output norm of a gated delta layer.
     pub(crate) fn rms_norm_gated(x: &[f32], gate: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
         = rms_norm_gated_body
@@ -112,30 +95,28 @@ mod tests {
             let heads = 3;
             let (x, gate) = (random.normals(dim * heads), random.normals(dim * heads));
             let weight = random.normals(dim);
-            let mut want = [vec![], vec![], vec![], vec![]];
+            let mut want = [vec![], vec![], vec![]];
             for (head, z) in x.chunks(dim).zip(gate.chunks(dim)) {
                 let r = rms(head, 1e-6);
                 let l2 = (head.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() + 1e-6).sqrt();
                 for ((&x, &w), &z) in head.iter().zip(&weight).zip(z) {
                     let (x, w, z) = (f64::from(x), f64::from(w), f64::from(z));
                     want[0].push(x / r * w);
-                    want[1].push(x / r);
-                    want[2].push(x / r * w * z / (1.0 + (-z).exp()));
-                    want[3].push(x / l2 * 0.5);
+                    want[1].push(x / r * w * z / (1.0 + (-z).exp()));
+                    want[2].push(x / l2 * 0.5);
                 }
             }
             let mut first = None;
             for isa in isas() {
-                let mut got = [x.clone(), x.clone(), vec![0.0; x.len()], x.clone()];
+                let mut got = [x.clone(), vec![0.0; x.len()], x.clone()];
                 rms_norm_in_place(isa, &mut got[0], &weight, 1e-6);
-                rms_scale_in_place(isa, &mut got[1], dim, 1e-6);
-                rms_norm_gated(isa, &x, &gate, &weight, 1e-6, &mut got[2]);
-                l2_normalise(isa, &mut got[3], dim, 0.5);
+                rms_norm_gated(isa, &x, &gate, &weight, 1e-6, &mut got[1]);
+                l2_normalise(isa, &mut got[2], dim, 0.5);
                 let mut row = vec![0.0; dim];
                 rms_norm(isa, &x[dim..2 * dim], &weight, 1e-6, &mut row);
                 assert_same_bits(&row, &got[0][dim..2 * dim]);
                 let first = first.get_or_insert(got.clone());
-                for i in 0..4 {
+                for i in 0..3 {
                     assert_close(&got[i], &want[i], 1e-6);
                     assert_same_bits(&got[i], &first[i]);
                 }

@@ -75,7 +75,7 @@ impl Activations {
             sum: self.sum.as_mut_ptr(),
             integer_sum: self.integer_sum.as_mut_ptr(),
             planes: (!self.planes.is_empty())
-                .then(|| (self.planes.as_mut_ptr(), self.paired.as_mut_ptr())),
+                .then_some((self.planes.as_mut_ptr(), self.paired.as_mut_ptr())),
             owner: PhantomData,
         }
     }
@@ -132,9 +132,8 @@ impl Writer<'_> {
             let integers = std::slice::from_raw_parts_mut(self.integer_sum.add(row * b), b);
             quantise_row(isa, x, values, scale, sum, integers);
             if let Some((planes, paired)) = self.planes {
-                let part = |start: *mut i8| {
-                    std::slice::from_raw_parts_mut(start.add(row * 2 * v), 2 * v)
-                };
+                let part =
+                    |start: *mut i8| std::slice::from_raw_parts_mut(start.add(row * 2 * v), 2 * v);
                 split_planes(isa, values, part(planes));
                 split_paired(isa, values, part(paired));
             }
@@ -163,13 +162,25 @@ fn quantise_row_body(
     let (out, _) = values.as_chunks_mut::<BLOCK>();
     let mut index = 0;
     for block in blocks {
-        quantise_block(block, &mut out[index], &mut scale[index], &mut sum[index], &mut integer_sum[index]);
+        quantise_block(
+            block,
+            &mut out[index],
+            &mut scale[index],
+            &mut sum[index],
+            &mut integer_sum[index],
+        );
         index += 1;
     }
     if !tail.is_empty() {
         let mut block = [0.0; BLOCK];
         block[..tail.len()].copy_from_slice(tail);
-        quantise_block(&block, &mut out[index], &mut scale[index], &mut sum[index], &mut integer_sum[index]);
+        quantise_block(
+            &block,
+            &mut out[index],
+            &mut scale[index],
+            &mut sum[index],
+            &mut integer_sum[index],
+        );
         index += 1;
     }
     for i in index..scale.len() {

@@ -38,8 +38,11 @@ impl CpuBackend {
     /// `arena_floats` bounds the activations of one step; asking for more later is a bug of the plan.
     pub fn new(isa: Isa, threads: usize, arena_floats: usize) -> Result<CpuBackend> {
         let bytes = arena_floats * 4;
-        let arena = Pages::new(bytes.max(4096))
-            .map_err(|source| Error::Memory { what: "activations", bytes, source })?;
+        let arena = Pages::new(bytes.max(4096)).map_err(|source| Error::Memory {
+            what: "activations",
+            bytes,
+            source,
+        })?;
         Ok(CpuBackend {
             isa,
             pool: Pool::new(threads),
@@ -107,7 +110,10 @@ impl CpuStep<'_> {
         let start = self.backend.used_floats.next_multiple_of(ALIGN_FLOATS);
         let end = start + rows * cols;
         let capacity = self.backend.arena.len() / 4;
-        assert!(end <= capacity, "the plan gave {capacity} floats to activations, {end} are needed");
+        assert!(
+            end <= capacity,
+            "the plan gave {capacity} floats to activations, {end} are needed"
+        );
         self.backend.used_floats = end;
         self.backend.peak_floats = self.backend.peak_floats.max(end);
         Tensor { start, rows, cols }
@@ -283,7 +289,7 @@ impl Step for CpuStep<'_> {
         let convolved = self.new_tensor(qkv.rows, qkv.cols);
         let alpha = self.new_tensor(qkv.rows, shape.value_heads);
         let beta = self.new_tensor(qkv.rows, shape.value_heads);
-        let buffers = mixer::DeltaBuffers {
+        let mut buffers = mixer::DeltaBuffers {
             convolved: self.view(convolved).write(),
             alpha: self.view(alpha).write(),
             beta: self.view(beta).write(),
@@ -291,7 +297,18 @@ impl Step for CpuStep<'_> {
         let to = self.view(out).write();
         let (qkv, a, b) = (self.view(qkv).read(), self.view(a).read(), self.view(b).read());
         let backend = &mut *self.backend;
-        mixer::delta(backend.isa, &mut backend.pool, qkv, a, b, shape, arena, runs, buffers, to);
+        mixer::delta(
+            backend.isa,
+            &mut backend.pool,
+            qkv,
+            a,
+            b,
+            shape,
+            arena,
+            runs,
+            &mut buffers,
+            to,
+        );
         self.release(mark);
         out
     }
@@ -316,7 +333,8 @@ impl Step for CpuStep<'_> {
         let mut table = std::mem::take(&mut self.backend.routing);
         table.ids.resize(pairs, 0);
         table.weights.resize(pairs, 0.0);
-        let (ids, weights) = (SharedMut(table.ids.as_mut_ptr()), SharedMut(table.weights.as_mut_ptr()));
+        let (ids, weights) =
+            (SharedMut(table.ids.as_mut_ptr()), SharedMut(table.weights.as_mut_ptr()));
         self.each_row(logits.rows, |row| {
             let at = row * experts_per_row;
             // SAFETY: each row has its own part of the table.
@@ -344,7 +362,11 @@ impl Step for CpuStep<'_> {
         let mark = self.mark();
         let slots = self.new_tensor(x.rows * (routing.experts_per_row + 1), x.cols);
         let shared = shared.map(|s| Shared {
-            expert: Expert { gate: s.gate_proj.view(), up: s.up_proj.view(), down: s.down_proj.view() },
+            expert: Expert {
+                gate: s.gate_proj.view(),
+                up: s.up_proj.view(),
+                down: s.down_proj.view(),
+            },
             gate: s.gate.map(|gate| self.view(gate).read()),
         });
         let (from, to, by_slot) =
@@ -359,7 +381,7 @@ impl Step for CpuStep<'_> {
             x.rows,
             &backend.routing,
             bank,
-            shared,
+            shared.as_ref(),
             by_slot,
             to,
         );

@@ -30,12 +30,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
 
 /// For each key head the fused rows are its query, its key, its values and their gates; here they
 /// are gathered into all queries, all keys, all values, and all gates. Likewise b and a.
-fn fused_delta(
-    tensors: &Tensors<'_>,
-    path: &str,
-    hidden: usize,
-    d: &Delta,
-) -> Result<MixerSpec> {
+fn fused_delta(tensors: &Tensors<'_>, path: &str, hidden: usize, d: &Delta) -> Result<MixerSpec> {
     let ratio = d.value_heads / d.key_heads;
     let values = ratio * d.value_dim;
     let group = 2 * d.key_dim + 2 * values;

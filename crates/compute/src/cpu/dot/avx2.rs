@@ -6,7 +6,9 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{Codes, FP4_CODES, FP4_ZERO, Padded, Row, ScaleKind, accumulate, chunk, scalar, unpack_codes};
+use super::{
+    Codes, FP4_CODES, FP4_ZERO, Padded, Row, ScaleKind, accumulate, chunk, scalar, unpack_codes,
+};
 use crate::cpu::lanes::sum_lanes;
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 
@@ -22,8 +24,11 @@ pub(super) unsafe fn dot(row: &Row<'_>, x: &Activations, inputs: &[u32], out: &m
         let mut unpacked;
         let (mut codes, scales, biases) = if (c + 1) * CHUNK <= row.cols {
             let scale_bytes = row.chunk_scales() * row.scale_size();
-            let biases =
-                if row.biases.is_empty() { &[] } else { &row.biases[c * scale_bytes..][..scale_bytes] };
+            let biases = if row.biases.is_empty() {
+                &[]
+            } else {
+                &row.biases[c * scale_bytes..][..scale_bytes]
+            };
             (
                 &row.codes[c * row.chunk_bytes()..][..row.chunk_bytes()],
                 &row.scales[c * scale_bytes..][..scale_bytes],
@@ -91,8 +96,10 @@ unsafe fn block_sums(packing: Codes, codes: &[u8], values: &[i16]) -> [i32; LANE
                 };
                 let at = values.as_ptr().add(block * BLOCK);
                 let a = _mm256_madd_epi16(_mm256_cvtepu8_epi16(low), _mm256_loadu_si256(at.cast()));
-                let b =
-                    _mm256_madd_epi16(_mm256_cvtepu8_epi16(high), _mm256_loadu_si256(at.add(16).cast()));
+                let b = _mm256_madd_epi16(
+                    _mm256_cvtepu8_epi16(high),
+                    _mm256_loadu_si256(at.add(16).cast()),
+                );
                 _mm256_add_epi32(a, b)
             }
         });

@@ -5,107 +5,188 @@
 //! vector operations per 64 bytes of 4-bit codes, twice what memory can feed on the machines measured.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
-use super::{Codes, FP4_CODES, FP4_ZERO, Padded, Row, ScaleKind, chunk, unpack_codes};
+use super::{
+    Codes, FP4_CODES, FP4_ZERO, Padded, Row, Rows, ScaleKind, Target, chunk, packing, unpack_codes,
+};
 use crate::cpu::lanes::sum_lanes;
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::weight::Matrix;
 
 /// How far ahead of the read position codes are fetched (measured best of 4, 8 and 16 KiB).
 const PREFETCH_BYTES: usize = 8192;
+/// The same for scales, of which a row has an eighth as many bytes.
+const SCALE_PREFETCH_BYTES: usize = 1024;
+
+/// How codes are packed, as a constant: the kernels below are compiled for each.
+const NIBBLES: u8 = 0;
+const FP4: u8 = 1;
+const BYTES: u8 = 2;
+const STREAM: u8 = 3;
+
+/// Products of weight rows `range` with some activation rows.
+///
+/// # Safety
+/// The machine must have AVX-512 F, BW, VL, DQ and VNNI. `out` must have room for every output row and
+/// column; no other thread may touch the elements written meanwhile.
+pub(super) unsafe fn multiply_rows(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let (packing, kind, group) = packing(w.encoding);
+    // One kernel for each packing, scale type and group: nothing is decided inside the loops.
+    macro_rules! by_group {
+        ($codes:expr, $kind:expr) => {
+            match group {
+                32 => kernel::<$codes, $kind, 32>(w, range, x, rows, out),
+                64 => kernel::<$codes, $kind, 64>(w, range, x, rows, out),
+                _ => kernel::<$codes, $kind, 128>(w, range, x, rows, out),
+            }
+        };
+    }
+    macro_rules! by_kind {
+        ($codes:expr) => {
+            match kind {
+                ScaleKind::F32 => by_group!($codes, 0),
+                ScaleKind::F16 => by_group!($codes, 1),
+                _ => by_group!($codes, 2),
+            }
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match packing {
+            Codes::Nibbles => by_kind!(NIBBLES),
+            Codes::Fp4 => kernel::<FP4, 3, 32>(w, range, x, rows, out),
+            Codes::Bytes => by_kind!(BYTES),
+            Codes::Stream(_) => by_kind!(STREAM),
+        }
+    }
+}
+
+/// # Safety
+/// As [`multiply_rows`]; the constants must be those of the weight.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    for (i, index) in range.enumerate() {
+        let row = Row::new(w, index);
+        let mut done = 0;
+        while done < rows.inputs.len() {
+            // SAFETY: the caller's promise, passed on; inputs and outputs have the same length.
+            unsafe {
+                if rows.inputs.len() - done >= 4 {
+                    let results = dot::<4, CODES, KIND, GROUP>(&row, x, &rows.inputs[done..]);
+                    for (n, result) in results.into_iter().enumerate() {
+                        out.put(rows.outputs[done + n], i, result);
+                    }
+                    done += 4;
+                } else {
+                    let [result] = dot::<1, CODES, KIND, GROUP>(&row, x, &rows.inputs[done..]);
+                    out.put(rows.outputs[done], i, result);
+                    done += 1;
+                }
+            }
+        }
+    }
+}
 
 /// Products of one weight row with `N` activation rows.
 ///
 /// # Safety
-/// The machine must have AVX-512 F, BW, VL, DQ and VNNI.
+/// As [`kernel`].
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-pub(super) unsafe fn dot<const N: usize>(
+unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usize>(
     row: &Row<'_>,
     x: &Activations,
     inputs: &[u32],
-    out: &mut [f32; 4],
-) {
-    let inputs: [usize; N] = std::array::from_fn(|n| inputs[n] as usize);
+) -> [f32; N] {
+    let chunks = x.blocks / LANE_BLOCKS;
+    let (chunk_bytes, scale_bytes) = (row.chunk_bytes(), CHUNK / GROUP * row.scale_size());
+    let bytes_of = |n: usize| inputs[n] as usize * x.blocks * BLOCK * 2;
+    let planes: &[i8] = if CODES == NIBBLES || CODES == FP4 { &x.paired } else { &x.planes };
+    // Everything that is read below is checked here, once for each input row.
+    let x_planes: [*const i8; N] =
+        std::array::from_fn(|n| planes[bytes_of(n)..][..chunks * 2 * CHUNK].as_ptr());
+    let x_scale: [*const f32; N] =
+        std::array::from_fn(|n| x.row_scale(inputs[n] as usize).as_ptr());
+    let x_sum: [*const f32; N] = std::array::from_fn(|n| x.row_sum(inputs[n] as usize).as_ptr());
+    let x_integers: [*const i32; N] =
+        std::array::from_fn(|n| x.row_integer_sum(inputs[n] as usize).as_ptr());
+    let biased = !row.biases.is_empty();
+    // Scales and biases are streams of their own; a line of each serves a row or two.
+    for line in 0..row.scales.len().div_ceil(64) {
+        for part in [row.scales, row.biases] {
+            let ahead = part.as_ptr().wrapping_add(SCALE_PREFETCH_BYTES + 64 * line);
+            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+        }
+    }
     let mut acc = [_mm512_setzero_ps(); N];
-    for c in 0..x.blocks / LANE_BLOCKS {
-        let mut padded;
+    let mut padded;
+    for c in 0..chunks {
         let (codes, scales, biases) = if (c + 1) * CHUNK <= row.cols {
-            let scale_bytes = row.chunk_scales() * row.scale_size();
-            let codes = &row.codes[c * row.chunk_bytes()..][..row.chunk_bytes()];
-            let scales = &row.scales[c * scale_bytes..][..scale_bytes];
-            let biases =
-                if row.biases.is_empty() { &[] } else { &row.biases[c * scale_bytes..][..scale_bytes] };
-            (codes, scales, biases)
+            let at = c * scale_bytes;
+            (
+                row.codes[c * chunk_bytes..].as_ptr(),
+                row.scales[at..].as_ptr(),
+                row.biases.as_ptr().wrapping_add(at),
+            )
         } else {
             padded = Padded::new();
-            chunk(row, c, &mut padded)
+            let (codes, scales, biases) = chunk(row, c, &mut padded);
+            (codes.as_ptr(), scales.as_ptr(), biases.as_ptr())
         };
-        // Byte planes of chunk `c` of activation row `inputs[n]`: two bytes per value.
-        let plane = |planes: &[i8], n: usize| -> *const i8 {
-            let at = (inputs[n] * x.blocks * BLOCK + c * CHUNK) * 2;
-            planes[at..][..2 * CHUNK].as_ptr()
-        };
-        // SAFETY: every pointer below comes from a slice checked to hold a whole chunk.
-        let integers: [__m512i; N] = unsafe {
-            match row.packing {
-                Codes::Nibbles => nibbles::<N, false>(
-                    codes.as_ptr(),
-                    std::array::from_fn(|n| plane(&x.paired, n)),
-                ),
-                Codes::Fp4 => {
-                    let mut d = nibbles::<N, true>(
-                        codes.as_ptr(),
-                        std::array::from_fn(|n| plane(&x.paired, n)),
-                    );
-                    for (n, d) in d.iter_mut().enumerate() {
-                        let sums = &x.row_integer_sum(inputs[n])[c * LANE_BLOCKS..][..LANE_BLOCKS];
-                        let sums = _mm512_loadu_si512(sums.as_ptr().cast());
-                        let zero = _mm512_mullo_epi32(sums, _mm512_set1_epi32(FP4_ZERO));
-                        *d = _mm512_sub_epi32(*d, zero);
-                    }
-                    d
-                }
-                Codes::Bytes => {
-                    bytes::<N>(codes.as_ptr(), std::array::from_fn(|n| plane(&x.planes, n)))
-                }
-                Codes::Stream(_) => {
+        // SAFETY: a whole chunk of codes, scales and (if biased) biases lies behind each pointer;
+        // activations are padded to whole chunks.
+        unsafe {
+            let x: [*const i8; N] = std::array::from_fn(|n| x_planes[n].add(c * 2 * CHUNK));
+            let mut integers = match CODES {
+                NIBBLES => nibbles::<N, false>(codes, x),
+                FP4 => nibbles::<N, true>(codes, x),
+                BYTES => bytes::<N>(codes, x),
+                _ => {
                     let mut unpacked = [0u8; CHUNK];
-                    unpack_codes(row.packing, codes, &mut unpacked);
-                    bytes::<N>(unpacked.as_ptr(), std::array::from_fn(|n| plane(&x.planes, n)))
+                    let packed = std::slice::from_raw_parts(codes, chunk_bytes);
+                    unpack_codes(row.packing, packed, &mut unpacked);
+                    bytes::<N>(unpacked.as_ptr(), x)
                 }
-            }
-        };
-        let scale = expand(row.kind, row.group, scales);
-        for n in 0..N {
-            let at = inputs[n] * x.blocks + c * LANE_BLOCKS;
-            let x_scale = load(&x.scale[at..]);
-            acc[n] = _mm512_fmadd_ps(
-                _mm512_cvtepi32_ps(integers[n]),
-                _mm512_mul_ps(scale, x_scale),
-                acc[n],
-            );
-        }
-        if !biases.is_empty() {
-            let bias = expand(row.kind, row.group, biases);
+            };
+            let scale = expand::<KIND, GROUP>(scales);
             for n in 0..N {
-                let at = inputs[n] * x.blocks + c * LANE_BLOCKS;
-                acc[n] = _mm512_fmadd_ps(bias, load(&x.sum[at..]), acc[n]);
+                if CODES == FP4 {
+                    let sums = _mm512_loadu_si512(x_integers[n].add(c * LANE_BLOCKS).cast());
+                    let zero = _mm512_mullo_epi32(sums, _mm512_set1_epi32(FP4_ZERO));
+                    integers[n] = _mm512_sub_epi32(integers[n], zero);
+                }
+                let x_scale = _mm512_loadu_ps(x_scale[n].add(c * LANE_BLOCKS));
+                let product = _mm512_mul_ps(scale, x_scale);
+                acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[n]), product, acc[n]);
+            }
+            if biased {
+                let bias = expand::<KIND, GROUP>(biases);
+                for n in 0..N {
+                    let x_sum = _mm512_loadu_ps(x_sum[n].add(c * LANE_BLOCKS));
+                    acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
+                }
             }
         }
     }
-    for n in 0..N {
+    std::array::from_fn(|n| {
         let mut lanes = [0.0f32; LANE_BLOCKS];
         // SAFETY: sixteen floats.
         unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), acc[n]) };
-        out[n] = sum_lanes(lanes);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load(from: &[f32]) -> __m512 {
-    let from = &from[..LANE_BLOCKS];
-    // SAFETY: sixteen floats.
-    unsafe { _mm512_loadu_ps(from.as_ptr()) }
+        sum_lanes(lanes)
+    })
 }
 
 /// Integer sums of the 16 blocks of a chunk of nibbles.
@@ -114,7 +195,7 @@ fn load(from: &[f32]) -> __m512 {
 /// `codes` points to 256 bytes, each of `x` to 1,024 bytes of paired planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn nibbles<const N: usize, const FP4: bool>(
+unsafe fn nibbles<const N: usize, const IS_FP4: bool>(
     codes: *const u8,
     x: [*const i8; N],
 ) -> [__m512i; N] {
@@ -131,7 +212,7 @@ unsafe fn nibbles<const N: usize, const FP4: bool>(
             let packed = _mm512_loadu_si512(at.cast());
             let mut even = _mm512_and_si512(packed, mask);
             let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
-            if FP4 {
+            if IS_FP4 {
                 even = _mm512_shuffle_epi8(table, even);
                 odd = _mm512_shuffle_epi8(table, odd);
             }
@@ -139,9 +220,11 @@ unsafe fn nibbles<const N: usize, const FP4: bool>(
                 let x = x[n].add(part * 256);
                 let plane = |i: usize| _mm512_loadu_si512(x.add(i * 64).cast());
                 let zero = _mm512_setzero_si512();
-                let high = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, plane(0)), odd, plane(1));
+                let high =
+                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, plane(0)), odd, plane(1));
                 let high = _mm512_slli_epi32::<8>(high);
-                d[n][part] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(high, even, plane(2)), odd, plane(3));
+                d[n][part] =
+                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(high, even, plane(2)), odd, plane(3));
             }
         }
     }
@@ -195,36 +278,24 @@ fn transpose_sum(d: [__m512i; 4]) -> __m512i {
     _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
 }
 
-/// The scale of each of the 16 blocks.
+/// The scale of each of the 16 blocks. Kinds as in [`multiply_rows`]: f32, f16, bf16, exponent.
+///
+/// # Safety
+/// `at` points to the scales of a whole chunk.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-pub(crate) fn expand(kind: ScaleKind, group: usize, bytes: &[u8]) -> __m512 {
-    let at: *const u8 = bytes.as_ptr();
-    let count = LANE_BLOCKS * BLOCK / group;
-    let spread = match group {
-        32 => _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-        64 => _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
-        _ => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-    };
-    let mask = ((1u32 << count) - 1) as u16;
-    // SAFETY: masked loads touch only `count` scales, which the slice holds.
+unsafe fn expand<const KIND: u8, const GROUP: usize>(at: *const u8) -> __m512 {
+    let mask = ((1u32 << (LANE_BLOCKS * BLOCK / GROUP)) - 1) as u16;
+    // SAFETY: masked loads touch only the scales that are there.
     let compact = unsafe {
-        match kind {
-            ScaleKind::F32 => {
-                assert!(bytes.len() >= 4 * count);
-                _mm512_maskz_loadu_ps(mask, at.cast())
-            }
-            ScaleKind::F16 => {
-                assert!(bytes.len() >= 2 * count);
-                _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast()))
-            }
-            ScaleKind::Bf16 => {
-                assert!(bytes.len() >= 2 * count);
+        match KIND {
+            0 => _mm512_maskz_loadu_ps(mask, at.cast()),
+            1 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast())),
+            2 => {
                 let wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast()));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
             }
-            ScaleKind::HalvedExponent => {
-                assert!(bytes.len() >= count);
+            _ => {
                 let e = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, at.cast()));
                 let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
                 // Exponents 0 and 1 are subnormal: 2^21 and 2^22 as bits.
@@ -234,5 +305,37 @@ pub(crate) fn expand(kind: ScaleKind, group: usize, bytes: &[u8]) -> __m512 {
             }
         }
     };
-    if group == 32 { compact } else { _mm512_permutexvar_ps(spread, compact) }
+    let spread = match GROUP {
+        32 => return compact,
+        64 => _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+        _ => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+    };
+    _mm512_permutexvar_ps(spread, compact)
+}
+
+/// The scales of a chunk by the weight's own kind and group, for code that is not compiled for each.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+pub(crate) fn expand_chunk(kind: ScaleKind, group: usize, bytes: &[u8]) -> __m512 {
+    let size = match kind {
+        ScaleKind::F32 => 4,
+        ScaleKind::F16 | ScaleKind::Bf16 => 2,
+        ScaleKind::HalvedExponent => 1,
+    };
+    assert!(bytes.len() >= CHUNK / group * size);
+    let at = bytes.as_ptr();
+    // SAFETY: the scales of a whole chunk, just checked.
+    unsafe {
+        match (kind, group) {
+            (ScaleKind::F32, 32) => expand::<0, 32>(at),
+            (ScaleKind::F32, 64) => expand::<0, 64>(at),
+            (ScaleKind::F32, _) => expand::<0, 128>(at),
+            (ScaleKind::F16, 32) => expand::<1, 32>(at),
+            (ScaleKind::F16, 64) => expand::<1, 64>(at),
+            (ScaleKind::F16, _) => expand::<1, 128>(at),
+            (ScaleKind::Bf16, 32) => expand::<2, 32>(at),
+            (ScaleKind::Bf16, 64) => expand::<2, 64>(at),
+            (ScaleKind::Bf16, _) => expand::<2, 128>(at),
+            (ScaleKind::HalvedExponent, _) => expand::<3, 32>(at),
+        }
+    }
 }

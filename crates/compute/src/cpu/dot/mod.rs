@@ -24,7 +24,7 @@ use super::quantise::{Activations, CHUNK, LANE_BLOCKS};
 use crate::weight::{Encoding, Float, Matrix};
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::expand as expand_avx512;
+pub(crate) use avx512::expand_chunk as expand_avx512;
 pub(crate) use unpack::{FP4_CODES, FP4_ZERO, unpack_codes};
 
 /// How the codes of a chunk are packed.
@@ -147,7 +147,8 @@ pub(crate) fn chunk<'a>(
     let scale_bytes = row.chunk_scales() * row.scale_size();
     let scale_at = index * scale_bytes;
     if (index + 1) * CHUNK <= row.cols {
-        let biases = if row.biases.is_empty() { &[] } else { &row.biases[scale_at..][..scale_bytes] };
+        let biases =
+            if row.biases.is_empty() { &[] } else { &row.biases[scale_at..][..scale_bytes] };
         return (
             &row.codes[code_at..][..row.chunk_bytes()],
             &row.scales[scale_at..][..scale_bytes],
@@ -236,25 +237,18 @@ pub(crate) unsafe fn multiply_rows(
     out: Target,
 ) {
     assert_eq!(w.cols, x.cols);
+    assert_eq!(rows.inputs.len(), rows.outputs.len());
+    #[cfg(target_arch = "x86_64")]
+    if matches!(isa, Isa::Avx512 | Isa::Amx) {
+        // SAFETY: the instruction set was detected before this `Isa` was handed out.
+        unsafe { avx512::multiply_rows(w, range, x, rows, out) };
+        return;
+    }
     for (i, index) in range.enumerate() {
         let row = Row::new(w, index);
-        let mut done = 0;
-        while done < rows.inputs.len() {
-            let count = if rows.inputs.len() - done >= 4 { 4 } else { 1 };
-            let inputs = &rows.inputs[done..done + count];
+        for (inputs, outputs) in rows.inputs.chunks(4).zip(rows.outputs.chunks(4)) {
             let mut results = [0.0f32; 4];
             match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Amx => {
-                    // SAFETY: the instruction set was detected before this `Isa` was handed out.
-                    unsafe {
-                        if count == 4 {
-                            avx512::dot::<4>(&row, x, inputs, &mut results);
-                        } else {
-                            avx512::dot::<1>(&row, x, inputs, &mut results);
-                        }
-                    }
-                }
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => {
                     // SAFETY: as above.
@@ -264,11 +258,10 @@ pub(crate) unsafe fn multiply_rows(
                 Isa::Neon => neon::dot(&row, x, inputs, &mut results),
                 _ => scalar::dot(&row, x, inputs, &mut results),
             }
-            for (n, &result) in results[..count].iter().enumerate() {
+            for (&output, result) in outputs.iter().zip(results) {
                 // SAFETY: within the bounds the caller promised.
-                unsafe { out.put(rows.outputs[done + n], i, result) };
+                unsafe { out.put(output, i, result) };
             }
-            done += count;
         }
     }
 }

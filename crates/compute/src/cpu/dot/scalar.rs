@@ -44,9 +44,9 @@ pub(super) fn expand(row: &Row<'_>, bytes: &[u8]) -> [f32; LANE_BLOCKS] {
         let index = block * BLOCK / row.group;
         let pair = || u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]);
         match row.kind {
-            ScaleKind::F32 => f32::from_le_bytes(
-                bytes[4 * index..][..4].try_into().expect("four bytes"),
-            ),
+            ScaleKind::F32 => {
+                f32::from_le_bytes(bytes[4 * index..][..4].try_into().expect("four bytes"))
+            }
             ScaleKind::F16 => f16::from_bits(pair()).to_f32(),
             ScaleKind::Bf16 => bf16::from_bits(pair()).to_f32(),
             ScaleKind::HalvedExponent => halved_exponent(bytes[index]),

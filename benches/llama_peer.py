@@ -1,0 +1,81 @@
+"""llama.cpp as a peer, from the PyPI package `xllamacpp` (a prebuilt llama.cpp with its server).
+
+Used by check_same_model.py and compare_llama.py in a process of its own, so that its memory and
+threads are gone when ours run. Reads one JSON request per line from stdin, answers one per line:
+  {"op": "time", "prompt": [ids], "gen_tokens": 64}  -> prefill and decode tokens/s
+  {"op": "next", "prompt": [ids], "top": 20}         -> the likeliest next tokens: [[id, logprob], …]
+usage: llama_peer.py MODEL.gguf --threads 2 --context 1024
+"""
+
+import argparse
+import json
+import os
+import sys
+
+import xllamacpp as xl
+
+
+def server(options):
+    p = xl.CommonParams()
+    p.model.path = options.model
+    p.n_ctx = options.context
+    p.n_parallel = 1
+    p.warmup = False
+    p.n_batch = p.n_ubatch = 512
+    p.cpuparams.n_threads = p.cpuparams_batch.n_threads = options.threads
+    p.verbosity = -1
+    return xl.Server(p)
+
+
+def complete(peer, request):
+    answer = peer.handle_completions(request | {"stream": False, "seed": 1})
+    answer = json.loads(answer) if isinstance(answer, (str, bytes)) else answer
+    if "choices" not in answer:
+        raise SystemExit(f"llama.cpp answered {str(answer)[:500]}")
+    return answer
+
+
+def timed(peer, request):
+    # Random sampling, so that routing does not settle on the experts of a repeated token.
+    sampling = {"temperature": 100.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "samplers": ["temperature"]}
+    answer = complete(peer, {
+        "prompt": request["prompt"], "n_predict": request["gen_tokens"],
+        "ignore_eos": True, "cache_prompt": False, **sampling,
+    })
+    t = answer["timings"]
+    assert t["prompt_n"] == len(request["prompt"]), t
+    return {"prefill_tok_s": t["prompt_per_second"], "decode_tok_s": t["predicted_per_second"],
+            "gen_tokens": t["predicted_n"]}
+
+
+def next_tokens(peer, request):
+    answer = complete(peer, {
+        "prompt": request["prompt"], "n_predict": 1, "temperature": 0.0, "n_probs": request["top"],
+        "samplers": ["temperature"], "ignore_eos": False, "cache_prompt": True,
+    })
+    # A token that is half a character has no text yet, and the server then lists nothing.
+    content = (answer["choices"][0].get("logprobs") or {}).get("content") or []
+    return [[t["id"], t["logprob"]] for t in content[0]["top_logprobs"]] if content else []
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("model")
+    a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--context", type=int, default=1024)
+    options = a.parse_args()
+    # Answers go to the real stdout; whatever llama.cpp prints goes to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    peer = server(options)
+    print(json.dumps({"ready": True, "xllamacpp": xl.__version__}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = timed(peer, request) if request["op"] == "time" else next_tokens(peer, request)
+        print(json.dumps(answer), file=answers, flush=True)
+    # The server's threads do not always end by themselves.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+//! What goes wrong, and how it is said.
+
+use super::{Home, assert_has};
+
+#[test]
+fn a_wrong_flag_is_a_usage_error_with_a_hint() {
+    let home = Home::new();
+    let stderr = home.run(&["run", "hi", "--temprature", "0"]).bad(2);
+    assert_has(
+        &stderr,
+        &["error: unexpected argument '--temprature'", "hint: ", "'--temperature'"],
+    );
+    assert_has(
+        &home.run(&["plann"]).bad(2),
+        &["unrecognized subcommand 'plann'", "hint: ", "'plan'"],
+    );
+    assert_has(
+        &home.run(&["rnu"]).bad(2),
+        &["unrecognized subcommand 'rnu'", "hint: try '--help'"],
+    );
+    let stderr = home.run(&["run", "hi", "--temperature", "9"]).bad(2);
+    assert_has(&stderr, &["error: temperature must be 0 to 2, got 9\n", "hint: "]);
+    assert_has(&home.run(&["plan", "--memory", "lots"]).bad(2), &["`lots` is not a size"]);
+    assert_has(&home.run(&["plan", "--isa", "mmx"]).bad(2), &["invalid value 'mmx'", "avx512"]);
+}
+
+#[test]
+fn a_missing_model_names_where_it_was_looked_for() {
+    let home = Home::new();
+    let stderr = home.run(&["run", "org/repo"]).bad(1);
+    assert_has(
+        &stderr,
+        &[
+            "error: model `org/repo` is not on this computer; looked in ",
+            ".cache/huggingface/hub/models--org--repo\n",
+            "hint: download it with `hf download org/repo`",
+            "hint: set HF_HOME if your models are in another place\n",
+            "hint: if it is a prompt, say who should answer: millstream run pebble",
+        ],
+    );
+    let stderr = home.run(&["plan", "qwen3.5-35b-a3b"]).bad(1);
+    assert_has(&stderr, &["models--mlx-community--Qwen3.5-35B-A3B-4bit", "hint: "]);
+    let stderr = home.run(&["show", "./nowhere"]).bad(1);
+    assert_has(&stderr, &["error: ", "nowhere does not exist\n"]);
+}
+
+#[test]
+fn a_mistyped_alias_is_no_prompt() {
+    let stderr = Home::new().run(&["run", "peble"]).bad(1);
+    assert_has(&stderr, &["error: model `peble`", "hint: did you mean `pebble`?"]);
+    let stderr = Home::new().run(&["run", "qwen3.5-35b-a3b"]).bad(1);
+    assert_has(
+        &stderr,
+        &["hint: download it with `hf download mlx-community/Qwen3.5-35B-A3B-4bit`"],
+    );
+}
+
+#[test]
+fn a_truncated_file_is_named() {
+    let home = Home::new();
+    let file = home.copy_model("testdata/models/qwen3_moe-4bit").join("model.safetensors");
+    let length = std::fs::metadata(&file).unwrap().len();
+    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(length / 2).unwrap();
+    for command in ["run", "plan", "show"] {
+        let prompt = if command == "run" { &["hi"][..] } else { &[] };
+        let stderr = home.run(&[&[command, "./model"][..], prompt].concat()).bad(1);
+        assert_has(
+            &stderr,
+            &[
+                "error: ",
+                "model.safetensors: tensor ",
+                "(truncated?)\n",
+                "hint: the file is shorter than its header says: download it again\n",
+            ],
+        );
+    }
+    std::fs::write(&file, b"").unwrap();
+    assert_has(&home.run(&["plan", "./model"]).bad(1), &["error: ", "model.safetensors"]);
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_those_there_are() {
+    let home = Home::new();
+    let config = home.copy_model("testdata/models/qwen3_moe-4bit").join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap().replace("qwen3_moe", "rwkv9");
+    std::fs::write(&config, text).unwrap();
+    let stderr = home.run(&["plan", "./model"]).bad(1);
+    assert_has(&stderr, &["error: model_type `rwkv9` is not supported", "qwen3_5_moe"]);
+}
+
+#[test]
+fn a_model_without_a_tokenizer_says_so() {
+    let home = Home::new();
+    home.copy_model("testdata/models/qwen3_moe-4bit");
+    let stderr = home.run(&["run", "./model", "hi"]).bad(1);
+    assert_has(
+        &stderr,
+        &["error: the checkpoint has no tokenizer.json\n", "hint: `millstream logits`"],
+    );
+}
+
+#[test]
+fn a_config_that_lies_about_its_bits_is_a_warning() {
+    let home = Home::new();
+    let config = home.copy_model("models/pebble").join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let lie = text.replacen("\"bits\": 4", "\"bits\": 2", 1);
+    assert_ne!(text, lie);
+    std::fs::write(&config, lie).unwrap();
+    let ran = home.run(&["run", "./model", "What's the opposite of cold?", "--temperature", "0"]);
+    let warnings: Vec<&str> =
+        ran.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
+    assert_eq!(warnings.len(), 1, "{}", ran.stderr);
+    assert_has(warnings[0], &["config.json says affine 2-bit", "other tensors differ too"]);
+    assert_eq!(ran.good(), "The opposite of cold is hot.\n");
+    let quiet = home.run(&["plan", "./model", "--log-level", "error"]);
+    assert_eq!(quiet.stderr, "");
+    let shown = home.run(&["show", "./model"]).good();
+    assert_has(&shown, &["warning: tensor "]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_it_is_loaded() {
+    let stderr = Home::new().run(&["run", "hi", "--memory", "64M"]).bad(1);
+    assert_has(&stderr, &["error: pebble needs ", "the budget is 67.1 MB\n", "hint: --memory "]);
+    let fitting = stderr.lines().find_map(|line| line.strip_prefix("hint: --memory ")).unwrap();
+    let size = fitting.split(' ').next().unwrap();
+    Home::new().run(&["run", "hi", "--memory", size]).good();
+}
+
+#[test]
+fn a_prompt_that_is_too_long_says_what_would_help() {
+    let prompt = "one two three four ".repeat(40);
+    let stderr = Home::new().run(&["run", &prompt, "--context", "64"]).bad(1);
+    assert_has(&stderr, &["tokens do not fit in a context of 64\n", "hint: --context "]);
+}
+
+#[test]
+fn errors_have_no_colour_when_nobody_looks() {
+    let stderr = Home::new().run(&["show", "./nowhere"]).bad(1);
+    assert!(!stderr.contains('\u{1b}'), "{stderr:?}");
+    let stderr = Home::new().run(&["rnu"]).bad(2);
+    assert!(!stderr.contains('\u{1b}'), "{stderr:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_the_program_with_130() {
+    use std::os::unix::process::ExitStatusExt;
+    let home = Home::new();
+    // Long enough to be read when the signal comes; if it comes before the handler is there, the
+    // signal itself ends the program.
+    let prompt = "one two three four five six ".repeat(1000);
+    let mut child =
+        home.command(&["run", &prompt]).stdout(std::process::Stdio::null()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    let Ok(sent) = sent else {
+        println!("skipped: there is no `kill` here");
+        child.wait().unwrap();
+        return;
+    };
+    assert!(sent.success());
+    let status = child.wait().unwrap();
+    assert!(status.code() == Some(130) || status.signal() == Some(2), "{status:?}");
+}

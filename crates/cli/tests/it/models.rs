@@ -1,0 +1,122 @@
+//! `plan`, `show`, `list` and `doctor`.
+
+use super::{Home, assert_has, repository};
+
+/// Arguments of a plan that is the same on every machine.
+fn plan<'a>(model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["plan", model, "--memory", "1G", "--context", "256"], more].concat()
+}
+
+#[test]
+fn plans_are_tables() {
+    let home = Home::new();
+    home.copy_model("testdata/models/qwen3_5_moe-4bit");
+    let ran = home.run(&plan("./model", &[]));
+    assert_eq!(ran.stderr, "");
+    insta::assert_snapshot!("plan", ran.good());
+    let ran = home.run(&["plan", "./model", "--memory", "1M", "--context", "256"]);
+    assert_has(&ran.stderr, &["hint: --memory "]);
+    insta::assert_snapshot!("plan_too_large", ran.good());
+}
+
+#[test]
+fn plans_are_json() {
+    let home = Home::new();
+    home.copy_model("testdata/models/qwen3_5_moe-4bit");
+    insta::assert_json_snapshot!("plan_json", home.run(&plan("./model", &["--json"])).json());
+}
+
+#[test]
+fn a_plan_without_a_model_is_pebbles() {
+    let plan = Home::new().run(&["plan", "--json"]).json();
+    assert_eq!(plan["model"], "pebble");
+    assert_eq!(plan["fits"], true);
+    let rows = plan["rows"].as_array().unwrap();
+    let sum: u64 = rows.iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(plan["total_bytes"], sum);
+}
+
+#[test]
+fn more_context_than_the_model_has_is_a_warning() {
+    let ran = Home::new().run(&["plan", "--context", "1000000"]);
+    assert_has(&ran.stderr, &["warning: pebble was made for 8192 positions"]);
+    assert_has(&ran.good(), &["Context: 8192 of the model's 8192 positions.\n"]);
+}
+
+#[test]
+fn show_describes_a_model() {
+    let home = Home::new();
+    insta::assert_snapshot!("show_pebble", home.run(&["show"]).good());
+    home.copy_model("testdata/models/qwen3_moe-mixed");
+    let facts = home.run(&["show", "./model", "--json"]).json();
+    assert_eq!(facts["model_type"], "qwen3_moe");
+    assert_eq!(facts["chat_template"], false);
+    assert_eq!(facts["text_error"], "the checkpoint has no tokenizer.json");
+    assert!(facts["weights"].as_array().unwrap().len() > 1);
+    // Matrices are nearly all there is.
+    let matrices: u64 = facts["weights"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|kind| kind["bytes"].as_u64().unwrap())
+        .sum();
+    let size = facts["size_bytes"].as_u64().unwrap();
+    assert!(matrices <= size && matrices * 10 > size * 9, "{matrices} of {size}");
+}
+
+#[test]
+fn list_shows_what_is_built_in_and_what_is_cached() {
+    let home = Home::new();
+    let snapshot = ".cache/huggingface/hub/models--org--repo/snapshots/c0ffee";
+    home.write(&format!("{snapshot}/config.json"), r#"{"model_type": "qwen3_moe"}"#);
+    home.write(&format!("{snapshot}/model.safetensors"), vec![0; 1_500_000]);
+    home.write(".cache/huggingface/hub/models--org--repo/refs/main", "c0ffee");
+    let text = home.run(&["list"]).good();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 4, "{text}");
+    assert!(lines[0].starts_with("NAME "), "{text}");
+    assert!(lines[1].starts_with("pebble ") && lines[1].contains("built in"), "{text}");
+    assert!(lines[3].starts_with("org/repo "), "{text}");
+    assert_has(lines[3], &["1.5 MB", "qwen3_moe", snapshot]);
+
+    let models = home.run(&["list", "--json"]).json();
+    let names: Vec<&str> =
+        models.as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["pebble", "pebble-draft", "org/repo"]);
+    for model in models.as_array().unwrap() {
+        assert_eq!(model["complete"], true);
+        assert_eq!(model["builtin"], model["path"].is_null());
+    }
+}
+
+#[test]
+fn doctor_judges_and_its_exit_code_says_so() {
+    let home = Home::new();
+    let ran = home.run(&["doctor"]);
+    let code = ran.code;
+    for line in ran.stdout.lines() {
+        let status = line.split_whitespace().next().unwrap();
+        assert!(["ok", "warn", "fail", "hint:"].contains(&status), "{line}");
+    }
+    assert_has(&ran.stdout, &["cores: ", "instruction sets: ", "memory: ", "disk: "]);
+    let failed = ran.stdout.lines().any(|line| line.starts_with("fail"));
+    assert_eq!(code, Some(i32::from(failed)));
+
+    let ran = home.run(&["doctor", "--json"]);
+    assert_eq!(ran.code, code);
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["ready"], !failed);
+    assert!(report["machine"]["core_count"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn every_test_model_can_be_planned_and_shown() {
+    let home = Home::new();
+    let folder = repository("testdata/models");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let model = entry.unwrap().path();
+        let model = model.to_str().unwrap();
+        home.run(&["plan", model]).good();
+        home.run(&["show", model]).good();
+    }
+}

@@ -1,0 +1,241 @@
+//! Attention against softmax in f64 straight from the definition, and every tiling against every other, to the bit.
+
+use half::f16;
+
+use super::super::activation::testing::{Random, assert_close, assert_same_bits, isas};
+use super::*;
+use crate::memory::KvFormat;
+
+/// A sequence of `context` keys with `kv_heads` heads, every page at a shuffled place.
+struct Sequence {
+    arena: KvArena,
+    pages: Vec<PageId>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    context: usize,
+}
+
+impl Sequence {
+    fn new(format: KvFormat, kv_heads: usize, head_dim: usize, context: usize) -> Sequence {
+        let mut random = Random::new(context as u64);
+        let blocks = context.div_ceil(BLOCK);
+        let mut arena = KvArena::new(format, kv_heads, head_dim, blocks + 2).unwrap();
+        let pages: Vec<PageId> = (0..blocks as u32).rev().map(|i| PageId(i + 1)).collect();
+        let row = kv_heads * head_dim;
+        let (mut k, mut v) = (random.normals(context * row), random.normals(context * row));
+        // What an earlier owner left in the pages.
+        for &page in &pages {
+            for slot in 0..BLOCK {
+                arena.write(page, slot, &vec![f32::NAN; row], &vec![f32::NAN; row]);
+            }
+        }
+        for t in 0..context {
+            let at = t * row..(t + 1) * row;
+            arena.write(pages[t / BLOCK], t % BLOCK, &k[at.clone()], &v[at]);
+        }
+        if format == KvFormat::F16 {
+            for x in k.iter_mut().chain(&mut v) {
+                *x = f16::from_f32(*x).to_f32();
+            }
+        }
+        Sequence { arena, pages, k, v, context }
+    }
+
+    fn keys(&self, kv_head: usize) -> Keys<'_> {
+        Keys { arena: &self.arena, kv_head, pages: &self.pages, first_block: 0 }
+    }
+
+    /// Softmax attention of one row and kv head in f64, straight from the definition.
+    fn reference(
+        &self,
+        shape: &AttentionShape,
+        kv_head: usize,
+        q: &[f32],
+        position: usize,
+        sinks: Option<&[f32]>,
+    ) -> Vec<f64> {
+        let dim = shape.head_dim;
+        let row = self.arena.kv_heads() * dim;
+        let mut out = Vec::new();
+        for (g, q) in q.chunks(dim).enumerate() {
+            let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
+            let mut scores: Vec<f64> = (first..=position)
+                .map(|t| {
+                    let k = &self.k[t * row + kv_head * dim..][..dim];
+                    let s: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+                    let s = s * f64::from(shape.scale);
+                    shape.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh())
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let mut total: f64 = sinks.map_or(0.0, |s| (f64::from(s[g]) - max).exp());
+            for s in &mut scores {
+                *s = (*s - max).exp();
+                total += *s;
+            }
+            for d in 0..dim {
+                let sum: f64 = scores
+                    .iter()
+                    .enumerate()
+                    .map(|(i, p)| p * f64::from(self.v[(first + i) * row + kv_head * dim + d]))
+                    .sum();
+                out.push(sum / total);
+            }
+        }
+        out
+    }
+}
+
+/// The rows at `positions`, in tiles of `tile_rows`.
+fn attend(
+    isa: Isa,
+    shape: &AttentionShape,
+    keys: Keys<'_>,
+    q: &[f32],
+    positions: &[usize],
+    sinks: Option<&[f32]>,
+    tile_rows: usize,
+) -> Vec<f32> {
+    let width = shape.group * shape.head_dim;
+    let mut out = vec![f32::NAN; q.len()];
+    for start in (0..positions.len()).step_by(tile_rows) {
+        let rows = start..(start + tile_rows).min(positions.len());
+        let queries = Queries {
+            data: &q[rows.start * width..],
+            stride: width,
+            positions: &positions[rows.clone()],
+        };
+        let mut scratch = vec![f32::NAN; scratch_floats(shape, rows.len())];
+        let out = &mut out[rows.start * width..rows.end * width];
+        let mut out = RowsMut::new(out, width, width);
+        attend_tile(isa, shape, keys, queries, sinks, &mut scratch, &mut out);
+    }
+    out
+}
+
+/// The same by one partial result per span.
+fn attend_by_span(
+    isa: Isa,
+    shape: &AttentionShape,
+    keys: Keys<'_>,
+    q: &[f32],
+    positions: &[usize],
+    sinks: Option<&[f32]>,
+) -> Vec<f32> {
+    let width = shape.group * shape.head_dim;
+    let spans = visible_spans(shape, positions);
+    let count = positions.len() * shape.group;
+    let stride = count * partial_floats(shape.head_dim);
+    let mut partials = vec![f32::NAN; spans.len() * stride];
+    // Any order of tasks.
+    for (i, span) in spans.clone().enumerate().rev() {
+        let queries = Queries { data: q, stride: width, positions };
+        let mut scratch = vec![f32::NAN; scratch_floats(shape, positions.len())];
+        let partials = &mut partials[i * stride..][..stride];
+        attend_span(isa, shape, keys, queries, span, &mut scratch, partials);
+    }
+    let mut out = vec![f32::NAN; q.len()];
+    for (query, out) in out.chunks_mut(shape.head_dim).enumerate() {
+        let partials = &partials[query * partial_floats(shape.head_dim)..];
+        let sink = sinks.map(|sinks| sinks[query % shape.group]);
+        merge_spans(isa, partials, stride, spans.len(), sink, out);
+    }
+    out
+}
+
+#[track_caller]
+fn check(format: KvFormat, shape: AttentionShape, context: usize, rows: usize, with_sinks: bool) {
+    let mut random = Random::new(17);
+    let kv_heads = 2;
+    let sequence = Sequence::new(format, kv_heads, shape.head_dim, context);
+    let width = shape.group * shape.head_dim;
+    let positions: Vec<usize> = (context - rows..context).collect();
+    let q: Vec<f32> = random.normals(rows * width);
+    let sinks: Option<Vec<f32>> = with_sinks.then(|| random.normals(shape.group));
+    let sinks = sinks.as_deref();
+    let kv_head = 1;
+    let keys = sequence.keys(kv_head);
+    let mut want = Vec::new();
+    for (r, &position) in positions.iter().enumerate() {
+        let q = &q[r * width..(r + 1) * width];
+        want.extend(sequence.reference(&shape, kv_head, q, position, sinks));
+    }
+    let mut first = None;
+    for isa in isas() {
+        let got = attend(isa, &shape, keys, &q, &positions, sinks, rows);
+        assert_close(&got, &want, 3e-6);
+        let first = &*first.get_or_insert(got.clone());
+        assert_same_bits(&got, first);
+        if isa != Isa::Scalar {
+            for tile_rows in [1, 3, 8] {
+                let got = attend(isa, &shape, keys, &q, &positions, sinks, tile_rows);
+                assert_same_bits(&got, first);
+            }
+            let got = attend_by_span(isa, &shape, keys, &q, &positions, sinks);
+            assert_same_bits(&got, first);
+        }
+    }
+    assert_eq!(sequence.context, context);
+}
+
+fn shape(head_dim: usize, group: usize) -> AttentionShape {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    AttentionShape { head_dim, group, scale, softcap: None, window: None }
+}
+
+#[test]
+fn short_contexts_agree_with_f64_and_any_tiling_gives_the_same_bits() {
+    check(KvFormat::F16, shape(64, 7), 150, 70, false);
+    check(KvFormat::F32, shape(64, 4), 130, 66, false);
+    check(KvFormat::F16, shape(256, 8), 65, 9, false);
+}
+
+#[test]
+fn odd_head_sizes_and_groups_work() {
+    for (head_dim, group) in [(8, 1), (16, 3), (40, 2), (80, 6), (96, 7), (112, 5), (512, 2)] {
+        check(KvFormat::F16, shape(head_dim, group), 100, 37, false);
+        check(KvFormat::F32, shape(head_dim, group), 70, 70, false);
+    }
+}
+
+#[test]
+fn several_spans_merge_to_the_same_bits_either_way() {
+    check(KvFormat::F16, shape(32, 4), 3 * SPAN_BLOCKS * BLOCK + 100, 12, true);
+}
+
+#[test]
+fn windows_softcaps_and_sinks_agree_with_f64() {
+    let windowed = AttentionShape { window: Some(128), ..shape(64, 8) };
+    check(KvFormat::F16, windowed, 1500, 20, true);
+    check(KvFormat::F16, AttentionShape { window: Some(1), ..shape(16, 2) }, 130, 66, false);
+    check(KvFormat::F32, AttentionShape { window: Some(5), ..shape(16, 3) }, 130, 70, true);
+    let capped = AttentionShape { softcap: Some(2.0), ..shape(64, 2) };
+    check(KvFormat::F16, capped, 200, 10, false);
+}
+
+#[test]
+fn released_pages_are_not_touched() {
+    let shape = AttentionShape { window: Some(100), ..shape(32, 2) };
+    let sequence = Sequence::new(KvFormat::F16, 1, 32, 1300);
+    let positions = [1290, 1295, 1299];
+    let q = Random::new(1).normals(3 * 64);
+    for isa in isas() {
+        let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 3);
+        // 1290 - 99 is in block 18.
+        let keys = Keys { pages: &sequence.pages[18..], first_block: 18, ..sequence.keys(0) };
+        assert_same_bits(&attend(isa, &shape, keys, &q, &positions, None, 3), &all);
+    }
+}
+
+#[test]
+fn rows_in_any_order_with_gaps_give_the_same_bits() {
+    let shape = shape(64, 3);
+    let sequence = Sequence::new(KvFormat::F16, 1, 64, 400);
+    let positions = [399, 0, 63, 64, 200, 127, 128, 5];
+    let q = Random::new(2).normals(positions.len() * 192);
+    for isa in isas() {
+        let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 8);
+        let each = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 1);
+        assert_same_bits(&all, &each);
+    }
+}
