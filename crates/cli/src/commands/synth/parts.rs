@@ -20,9 +20,6 @@ const Q4_1_BYTES: usize = 4 + BLOCK_BYTES;
 /// Is told how many of how many bytes are written.
 pub(crate) type Progress<'a> = &'a dyn Fn(u64, u64);
 
-/// Writes the bytes of a row, by its index.
-type FillRow = Box<dyn Fn(usize, &mut [u8]) + Send + Sync>;
-
 /// A tensor of a file.
 pub(crate) struct Part {
     pub(crate) name: String,
