@@ -109,7 +109,7 @@ def page(report):
         f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
         f"{report['threads']} threads, {len(report['rounds'])} rounds in turns, best of {report['repeat']} in each; load before: {report['load_before']:.2f}.",
         f"millstream {report['millstream']} ({report['isa']}) on MLX affine 4-bit g32; llama.cpp ({report['llama']}) "
-        "on Q4_1: the same weights.", "",
+        f"on {report['gguf']}.", "",
         "| tokens/s, median | millstream | llama.cpp | ratio | least – most |", "|---|---|---|---|---|", *rows, "",
         f"Decoding moves {100 * s['bandwidth_share']:.0f} % of what a plain read of huge pages does in the same run "
         f"({s['bandwidth_gb_s']:.1f} GB/s).", "",
@@ -141,6 +141,8 @@ def main():
         mlx, gguf = options.mlx, options.gguf
     else:
         mlx, gguf = peer.synthesize(options.millstream, options.like, options.layers, options.seed, options.models)
+    # What a file given by hand holds is not ours to say.
+    described = gguf.name if options.gguf else "Q4_1: the same weights"
     load_before = os.getloadavg()[0]
     if load_before > 0.5:
         print(f"warning: something else is running here (load {load_before:.2f})", file=sys.stderr)
@@ -161,7 +163,7 @@ def main():
         "prompt_tokens": options.prompt_tokens, "gen_tokens": options.gen_tokens, "repeat": options.repeat,
         "load_before": load_before,
         "millstream": peer.run([options.millstream, "--version"]).split()[-1],
-        "isa": rounds[0]["millstream"]["isa"], "llama": rounds[0]["llama"]["build"],
+        "isa": rounds[0]["millstream"]["isa"], "llama": rounds[0]["llama"]["build"], "gguf": described,
         "command": " ".join(["benches/compare_llama.py", *sys.argv[1:]]),
         "summary": summary(rounds), "rounds": rounds,
     }

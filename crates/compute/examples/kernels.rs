@@ -1,6 +1,6 @@
 //! Measures products against their floors: bytes of weights over the bandwidth of a plain read.
 //!
-//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS]]`
+//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA]]]`
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,8 @@ use machine::pages::Pages;
 
 fn main() {
     let threads: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(2);
-    let isa = machine::cpu::isa();
+    let named = std::env::args().nth(3).and_then(|name| name.parse().ok());
+    let isa = named.filter(|&isa| machine::cpu::supports(isa)).unwrap_or(machine::cpu::isa());
     let (cols, rows, count) = (2048, 2048, 256);
     println!("{isa}, {threads} threads, {count} weights of [{rows}, {cols}]");
     let only: Option<usize> = std::env::args().nth(2).and_then(|n| n.parse().ok());

@@ -18,14 +18,14 @@ use crate::Linear;
 use crate::weight::Matrix;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::{self, Order, Tile};
+use super::tiles::{self, Order, Tile, Unit};
 
 /// Rows from which the tile unit is worth packing for. Measured on a 2-core Xeon (Sapphire Rapids
 /// class), 15 Nov 2026: at 6 rows a tile that is mostly padding still beats six row products.
 const TILE_ROWS: usize = 6;
 
 /// Weight bytes in one task: small enough that two threads finish together.
-const TASK_BYTES: usize = 48 << 10;
+const TASK_BYTES: usize = 96 << 10;
 
 /// What products need besides their inputs; grows to the largest call and is kept.
 #[derive(Default)]
@@ -50,21 +50,21 @@ pub(crate) struct TileSets {
 impl TileSets {
     /// Packs `rows` of `x` for the given weights. Serial: for calls inside a task.
     pub(crate) fn pack(&mut self, x: &Activations, rows: &[u32], weights: &[Matrix<'_>]) {
-        self.used = rows.len().div_ceil(amx::TOKENS);
+        self.used = rows.len().div_ceil(tiles::TOKENS);
         for (order, set) in self.needed(weights) {
-            for (tile, rows) in set.iter_mut().zip(rows.chunks(amx::TOKENS)) {
+            for (tile, rows) in set.iter_mut().zip(rows.chunks(tiles::TOKENS)) {
                 tile.pack(x, rows, order);
             }
         }
     }
 
     fn pack_on(&mut self, pool: &mut Pool, x: &Activations, rows: &[u32], weights: &[Matrix<'_>]) {
-        self.used = rows.len().div_ceil(amx::TOKENS);
+        self.used = rows.len().div_ceil(tiles::TOKENS);
         let used = self.used;
         for (order, set) in self.needed(weights) {
             let tiles = SharedMut(set.as_mut_ptr());
             pool.run(used, &|i| {
-                let rows = &rows[i * amx::TOKENS..rows.len().min((i + 1) * amx::TOKENS)];
+                let rows = &rows[i * tiles::TOKENS..rows.len().min((i + 1) * tiles::TOKENS)];
                 // SAFETY: each task has a tile of its own, and there are `used` of them.
                 unsafe { (*tiles.at(i)).pack(x, rows, order) };
             });
@@ -125,7 +125,7 @@ impl<T> SharedMut<T> {
 
 /// Whether a call with so many rows is packed into tiles.
 pub(crate) fn uses_tiles(isa: Isa, rows: usize) -> bool {
-    cfg!(target_arch = "x86_64") && isa == Isa::Amx && rows >= TILE_ROWS
+    cfg!(target_arch = "x86_64") && matches!(isa, Isa::Avx512 | Isa::Amx) && rows >= TILE_ROWS
 }
 
 /// `out[i] = x · weights[i]ᵀ + bias`, [rows, weights[i].rows] each.
@@ -172,7 +172,14 @@ pub(crate) fn multiply(
                 #[cfg(target_arch = "x86_64")]
                 {
                     let tiles = scratch.tiles.of(w);
-                    amx::multiply_rows(w, range.clone(), tiles, &scratch.all_rows, target);
+                    tiles::multiply_rows(
+                        Unit::of(isa),
+                        w,
+                        range.clone(),
+                        tiles,
+                        &scratch.all_rows,
+                        target,
+                    );
                 }
             } else {
                 let all = Rows { inputs: &scratch.all_rows, outputs: &scratch.all_rows };
@@ -236,7 +243,7 @@ pub(crate) unsafe fn multiply_in_task(
     #[cfg(target_arch = "x86_64")]
     if let Some(tiles) = tiles {
         // SAFETY: the caller's promise.
-        unsafe { amx::multiply_rows(w, range, tiles.of(w), rows.outputs, out) };
+        unsafe { tiles::multiply_rows(Unit::of(isa), w, range, tiles.of(w), rows.outputs, out) };
         return;
     }
     // SAFETY: the caller's promise.

@@ -1,11 +1,9 @@
 //! The CPU backend: kernels, the thread pool and the step that drives them.
 //!
-//! Integer kernels have one file per instruction set under `dot/`, and `amx`; float kernels are
+//! Integer kernels have one file per instruction set under `dot/` and `tiles/`; float kernels are
 //! written once and compiled for each (`lanes`). All agree to the bit.
 
 mod activation;
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
 mod conv;
 mod delta;
@@ -22,6 +20,8 @@ mod quantise;
 mod rope;
 mod routing;
 mod step;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use rope::{Rope, Yarn};
 pub use routing::RoutingScheme;

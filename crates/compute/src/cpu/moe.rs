@@ -25,7 +25,7 @@ use crate::weight::Matrix;
 const SMALL_PAIRS: usize = 64;
 
 /// Weight bytes in one task of a small call.
-const TASK_BYTES: usize = 24 << 10;
+const TASK_BYTES: usize = 64 << 10;
 
 /// The experts of each row: ids and weights, [rows, k], in rank order.
 #[derive(Default)]

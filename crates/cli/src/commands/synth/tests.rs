@@ -52,7 +52,7 @@ fn mlx_values(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> 
     checkpoint.read_span(linear.weight.span(), &mut codes).expect("codes");
     let value = |index: usize| {
         let code = codes[index / 2] >> (4 * (index % 2)) & 15;
-        scales[index / group as usize] * f32::from(code) + biases[index / group as usize]
+        scales[index / group] * f32::from(code) + biases[index / group]
     };
     (0..rows * cols).map(value).collect()
 }

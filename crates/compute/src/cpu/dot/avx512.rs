@@ -78,6 +78,12 @@ unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
     rows: Rows<'_>,
     out: Target,
 ) {
+    let decodes = rows.inputs.len() == 1 && w.cols.is_multiple_of(CHUNK);
+    if decodes && CODES == NIBBLES {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { decode::<KIND, GROUP>(w, range, x, rows, out) };
+        return;
+    }
     for (i, index) in range.enumerate() {
         let row = Row::new(w, index);
         let mut done = 0;
@@ -98,6 +104,105 @@ unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
             }
         }
     }
+}
+
+/// Decode's case: affine nibbles, one activation row, whole chunks. Two weight rows go together, so
+/// that activations are loaded once for both and more of the memory's latency overlaps.
+///
+/// # Safety
+/// As [`kernel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn decode<const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let (input, output) = (rows.inputs[0] as usize, rows.outputs[0]);
+    let row_bytes = w.encoding.row_bytes(w.cols);
+    let scale_bytes = w.encoding.scale_bytes(w.cols);
+    let chunks = w.cols / CHUNK;
+    // Everything that is read below is checked here.
+    let planes = x.paired[input * x.blocks * BLOCK * 2..][..chunks * 2 * CHUNK].as_ptr();
+    let (x_scale, x_sum) = (x.row_scale(input).as_ptr(), x.row_sum(input).as_ptr());
+    assert!(range.end <= w.rows && w.codes.len() == w.rows * row_bytes);
+    assert!(w.scales.len() == w.rows * scale_bytes && w.biases.len() == w.scales.len());
+    let chunk_scales = scale_bytes / chunks;
+    let mut index = range.start;
+    while index < range.end {
+        // An odd row at the end is computed twice and stored once.
+        let pair = [index, (index + 1).min(range.end - 1)];
+        let mut acc = [_mm512_setzero_ps(); 2];
+        // SAFETY: whole chunks of rows inside the weight and of the activations' padded rows.
+        unsafe {
+            let codes = pair.map(|row| w.codes.as_ptr().add(row * row_bytes));
+            let scales = pair.map(|row| w.scales.as_ptr().add(row * scale_bytes));
+            let biases = pair.map(|row| w.biases.as_ptr().add(row * scale_bytes));
+            for line in (0..2 * scale_bytes).step_by(64) {
+                let ahead = SCALE_PREFETCH_BYTES + line;
+                _mm_prefetch::<_MM_HINT_T0>(scales[0].wrapping_add(ahead).cast());
+                _mm_prefetch::<_MM_HINT_T0>(biases[0].wrapping_add(ahead).cast());
+            }
+            for c in 0..chunks {
+                let chunk_codes = codes.map(|codes| codes.add(c * CHUNK / 2));
+                let integers = nibble_pair(chunk_codes, planes.add(c * 2 * CHUNK));
+                let x_scale = _mm512_loadu_ps(x_scale.add(c * LANE_BLOCKS));
+                let x_sum = _mm512_loadu_ps(x_sum.add(c * LANE_BLOCKS));
+                for r in 0..2 {
+                    let scale = expand::<KIND, GROUP>(scales[r].add(c * chunk_scales));
+                    let bias = expand::<KIND, GROUP>(biases[r].add(c * chunk_scales));
+                    let product = _mm512_mul_ps(scale, x_scale);
+                    acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[r]), product, acc[r]);
+                    acc[r] = _mm512_fmadd_ps(bias, x_sum, acc[r]);
+                }
+            }
+            out.put(output, index - range.start, halves_sum(acc[0]));
+            out.put(output, pair[1] - range.start, halves_sum(acc[1]));
+        }
+        index += 2;
+    }
+}
+
+/// The sixteen lanes added in halves: the order of [`sum_lanes`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn halves_sum(lanes: __m512) -> f32 {
+    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+}
+
+/// Integer sums of the 16 blocks of a chunk, for two weight rows.
+///
+/// # Safety
+/// Each of `codes` points to 256 bytes, `x` to 1,024 bytes of paired planes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn nibble_pair(codes: [*const u8; 2], x: *const i8) -> [__m512i; 2] {
+    let mask = _mm512_set1_epi8(15);
+    let mut d = [[_mm512_setzero_si512(); 4]; 2];
+    for part in 0..4 {
+        // SAFETY: 4 · 64 bytes of codes and 4 · 256 of planes; prefetching is harmless.
+        unsafe {
+            let plane = |i: usize| _mm512_loadu_si512(x.add(part * 256 + i * 64).cast());
+            let (high_even, high_odd, low_even, low_odd) = (plane(0), plane(1), plane(2), plane(3));
+            for r in 0..2 {
+                let at = codes[r].add(part * 64);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
+                let packed = _mm512_loadu_si512(at.cast());
+                let even = _mm512_and_si512(packed, mask);
+                let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
+                let high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, high_even);
+                let high = _mm512_slli_epi32::<8>(_mm512_dpbusd_epi32(high, odd, high_odd));
+                d[r][part] =
+                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(high, even, low_even), odd, low_odd);
+            }
+        }
+    }
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    d.map(|d| _mm512_permutexvar_epi32(order, transpose_sum(d)))
 }
 
 /// Products of one weight row with `N` activation rows.

@@ -1,13 +1,19 @@
-//! Prefill products on AMX tiles: the arithmetic of [`super::dot`], 32 weight rows by 16 tokens at a time.
+//! Prefill products in tiles: the arithmetic of [`super::dot`], 32 weight rows by 16 tokens at a time.
 //!
-//! A tile product multiplies the codes of 16 rows × 32 columns (one block) with one byte plane of 16
-//! tokens. The two planes' integers are joined and scaled by vector code while the tile unit is busy
-//! with the next block. Blocks are visited lane by lane, and lanes in the order that lets their sums be
+//! Codes are unpacked once for all tokens, activations packed once for all rows. One block of columns
+//! at a time is multiplied by the AMX unit or by VNNI ([`Unit`]: whichever a short probe finds faster
+//! here), then scaled. Blocks are visited lane by lane, and lanes in the order that lets their sums be
 //! added in halves with a short stack, so the bits equal those of the row-wise kernels.
 
-use std::arch::asm;
+mod amx;
+mod vnni;
+
 use std::arch::x86_64::*;
 use std::cell::RefCell;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use machine::cpu::Isa;
 
 use super::dot::{Codes, FP4_CODES, FP4_ZERO, Row, Target, expand_avx512, unpack_codes};
 use super::quantise::{Activations, BLOCK, LANE_BLOCKS, split};
@@ -20,6 +26,64 @@ pub(crate) const ROWS: usize = 32;
 
 /// Lanes in the order in which sums of neighbours on a stack are the sums of halves.
 const LANE_ORDER: [usize; LANE_BLOCKS] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
+
+/// What multiplies a block. Both give the same integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Amx,
+    Vnni,
+}
+
+impl Unit {
+    /// The unit for an instruction set; where there are two, the faster one, found once by a probe of
+    /// about a millisecond. (AMX is several times faster on bare metal; on a virtual machine with a
+    /// shared tile unit VNNI was, 15 Nov 2026.)
+    pub(crate) fn of(isa: Isa) -> Unit {
+        static FASTER: OnceLock<Unit> = OnceLock::new();
+        if isa != Isa::Amx {
+            return Unit::Vnni;
+        }
+        *FASTER.get_or_init(|| {
+            let (amx, vnni) = (Unit::Amx.probe(), Unit::Vnni.probe());
+            if amx <= vnni { Unit::Amx } else { Unit::Vnni }
+        })
+    }
+
+    /// The best of a few rounds of 32 rows × 512 columns × 16 tokens.
+    fn probe(self) -> Duration {
+        let blocks = LANE_BLOCKS;
+        let panel = Panel {
+            codes: vec![7; blocks * ROWS * BLOCK],
+            scales: vec![1.0; blocks * ROWS],
+            biases: vec![1.0; blocks * ROWS],
+            fp4: false,
+            biased: true,
+        };
+        let tile = Tile {
+            tokens: TOKENS,
+            blocks,
+            planes: vec![1; blocks * 1024],
+            scale: vec![1.0; blocks * TOKENS],
+            sum: vec![1.0; blocks * TOKENS],
+            integer_sum: vec![1; blocks * TOKENS],
+        };
+        if self == Unit::Amx {
+            amx::configure();
+        }
+        let mut best = Duration::MAX;
+        for _ in 0..64 {
+            let start = Instant::now();
+            // SAFETY: only reached with AMX, which implies AVX-512 and VNNI; the buffers have the
+            // sizes that pack and unpack give them.
+            std::hint::black_box(unsafe { panel.product(self, &tile) });
+            best = best.min(start.elapsed());
+        }
+        if self == Unit::Amx {
+            amx::release();
+        }
+        best
+    }
+}
 
 /// Blocks are stored in the order in which they are visited, so that memory is read front to back.
 #[derive(Clone, Copy)]
@@ -162,9 +226,10 @@ thread_local! {
 /// `outputs[i · 16 + t]`.
 ///
 /// # Safety
-/// AMX must be usable (`Isa::Amx`). `out` must have room for every output row and column; no other
+/// AVX-512 with VNNI, and AMX where `unit` says so. `out` must have room for every output row and column; no other
 /// thread may touch the elements written meanwhile.
 pub(crate) unsafe fn multiply_rows(
+    unit: Unit,
     w: &Matrix<'_>,
     rows: std::ops::Range<usize>,
     tiles: &[Tile],
@@ -172,7 +237,9 @@ pub(crate) unsafe fn multiply_rows(
     out: Target,
 ) {
     PANEL.with_borrow_mut(|panel| {
-        configure();
+        if unit == Unit::Amx {
+            amx::configure();
+        }
         let mut first = rows.start;
         while first < rows.end {
             let count = ROWS.min(rows.end - first);
@@ -182,7 +249,7 @@ pub(crate) unsafe fn multiply_rows(
                 assert_eq!(tile.blocks, w.cols.div_ceil(BLOCK));
                 // SAFETY: as the caller promised; the panel and the tile have the same columns.
                 unsafe {
-                    let result = panel.product(tile);
+                    let result = panel.product(unit, tile);
                     for t in 0..tile.tokens {
                         let row = outputs[i * TOKENS + t] as usize;
                         let to = out.start.add(row * out.stride + out.column + first - rows.start);
@@ -192,7 +259,9 @@ pub(crate) unsafe fn multiply_rows(
             }
             first += count;
         }
-        release();
+        if unit == Unit::Amx {
+            amx::release();
+        }
     });
 }
 
@@ -300,7 +369,7 @@ impl Panel {
     /// AMX must be configured by [`configure`], and the panel unpacked from a weight with the
     /// tile's number of columns.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
-    unsafe fn product(&self, tile: &Tile) -> [[f32; ROWS]; TOKENS] {
+    unsafe fn product(&self, unit: Unit, tile: &Tile) -> [[f32; ROWS]; TOKENS] {
         // Sums of lanes that wait for their other half: [depth][row][token].
         let mut stack = Sums([[[0.0f32; TOKENS]; ROWS]; 5]);
         let stack = &mut stack.0;
@@ -309,12 +378,12 @@ impl Panel {
         // The tile unit runs one block ahead of the vector code: its results reach memory only when
         // its stores retire, and whoever reads them sooner waits for that.
         let multiply = |visit: usize, to: &mut Integers| {
-            if visit < tile.blocks {
+            if unit == Unit::Amx && visit < tile.blocks {
                 // SAFETY: the codes and the planes hold `blocks` panels of 1,024 bytes each.
                 unsafe {
                     let codes = self.codes.as_ptr().add(visit * ROWS * BLOCK);
                     let planes = tile.planes.as_ptr().add(visit * 1024);
-                    tile_products(codes, planes, to);
+                    amx::products(codes, planes, to);
                 }
             }
         };
@@ -336,10 +405,11 @@ impl Panel {
                 multiply(visit + 1, next);
                 // SAFETY: a block of both the panel and the tile.
                 unsafe {
-                    if index == 0 {
-                        self.scale_block::<true>(tile, visit, now, sums);
-                    } else {
-                        self.scale_block::<false>(tile, visit, now, sums);
+                    match (unit, index) {
+                        (Unit::Amx, 0) => self.scale_block::<true>(tile, visit, now, sums),
+                        (Unit::Amx, _) => self.scale_block::<false>(tile, visit, now, sums),
+                        (Unit::Vnni, 0) => vnni::block::<true>(self, tile, visit, sums),
+                        (Unit::Vnni, _) => vnni::block::<false>(self, tile, visit, sums),
                     }
                 }
                 visit += 1;
@@ -437,12 +507,17 @@ fn unpack_scales(
     part: for<'a> fn(&Row<'a>) -> &'a [u8],
     to: &mut [f32],
 ) {
+    let sample = Row::new(w, rows.start);
+    let (kind, group) = (sample.kind, sample.group);
+    let size = sample.chunk_scales() * sample.scale_size();
+    let mut parts: [&[u8]; 16] = [&[]; 16];
+    for (bytes, index) in parts.iter_mut().zip(rows.clone()) {
+        *bytes = part(&Row::new(w, index));
+    }
     for chunk in 0..visits.blocks.div_ceil(LANE_BLOCKS) {
         let mut square = [[0.0f32; 16]; 16];
-        for (values, index) in square.iter_mut().zip(rows.clone()) {
-            let row = Row::new(w, index);
-            let size = row.chunk_scales() * row.scale_size();
-            let from = &part(&row)[chunk * size..];
+        for (values, bytes) in square.iter_mut().zip(&parts[..rows.len()]) {
+            let from = &bytes[chunk * size..];
             let mut padded = [0u8; LANE_BLOCKS * 4];
             let whole = if from.len() >= size {
                 &from[..size]
@@ -450,7 +525,7 @@ fn unpack_scales(
                 padded[..from.len()].copy_from_slice(from);
                 &padded[..size]
             };
-            let wide = expand_avx512(row.kind, row.group, whole);
+            let wide = expand_avx512(kind, group, whole);
             // SAFETY: sixteen floats.
             unsafe { _mm512_storeu_ps(values.as_mut_ptr(), wide) };
         }
@@ -503,91 +578,16 @@ unsafe fn transpose(from: &[[f32; 16]; 16]) -> [[f32; 16]; 16] {
     }
 }
 
-/// The configuration `ldtilecfg` reads.
-#[repr(C, align(64))]
-struct TileConfig {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    column_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-/// Sets this thread's tiles: 0–1 codes (16 × 32 bytes), 2–3 planes (8 × 64), 4–7 sums (16 × 64).
-fn configure() {
-    machine::amx::enable_on_this_thread();
-    let mut config = TileConfig {
-        palette: 1,
-        start_row: 0,
-        reserved: [0; 14],
-        column_bytes: [0; 16],
-        rows: [0; 16],
-    };
-    for (tile, (rows, bytes)) in
-        [(16, 32), (16, 32), (8, 64), (8, 64), (16, 64), (16, 64), (16, 64), (16, 64)]
-            .into_iter()
-            .enumerate()
-    {
-        (config.rows[tile], config.column_bytes[tile]) = (rows, bytes);
-    }
-    // SAFETY: a valid configuration; the caller has AMX.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
-}
-
-fn release() {
-    // SAFETY: gives the tile state back; nothing is read from it afterwards.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
-}
-
-/// Products of two 16-row panels with both planes of one block.
-///
-/// # Safety
-/// Tiles are configured; `codes` and `planes` point to 1,024 bytes each.
-#[inline(always)]
-unsafe fn tile_products(codes: *const u8, planes: *const i8, out: &mut Integers) {
-    let out = std::ptr::from_mut(out).cast::<u8>();
-    // SAFETY: loads 2 × 16 rows of 32 bytes and 2 × 8 rows of 64, stores 4 × 16 rows of 64.
-    unsafe {
-        asm!(
-            "tileloadd tmm2, [{planes} + {wide}*1]",
-            "tileloadd tmm0, [{codes} + {narrow}*1]",
-            "tilezero tmm4",
-            "tdpbusd tmm4, tmm0, tmm2",
-            "tileloadd tmm3, [{planes} + {wide}*1 + 512]",
-            "tilezero tmm6",
-            "tdpbusd tmm6, tmm0, tmm3",
-            "tileloadd tmm1, [{codes} + {narrow}*1 + 512]",
-            "tilezero tmm5",
-            "tdpbusd tmm5, tmm1, tmm2",
-            "tilezero tmm7",
-            "tdpbusd tmm7, tmm1, tmm3",
-            "tilestored [{out} + {wide}*1], tmm4",
-            "tilestored [{out} + {wide}*1 + 2048], tmm6",
-            "tilestored [{out} + {wide}*1 + 1024], tmm5",
-            "tilestored [{out} + {wide}*1 + 3072], tmm7",
-            planes = in(reg) planes,
-            codes = in(reg) codes,
-            out = in(reg) out,
-            wide = in(reg) 64usize,
-            narrow = in(reg) 32usize,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::dot::tests::{Random, encodings, random_weight};
     use super::super::dot::{Rows, multiply_rows as by_rows, packing};
     use super::*;
-    use machine::cpu::Isa;
 
     #[test]
     fn tiles_equal_rows_to_the_bit() {
-        if !machine::cpu::supports(Isa::Amx) {
-            println!("skipped: no usable AMX on this machine");
+        if !machine::cpu::supports(Isa::Avx512) {
+            println!("skipped: this machine has neither AVX-512 VNNI nor AMX");
             return;
         }
         let mut random = Random(11);
@@ -596,13 +596,12 @@ mod tests {
             {
                 let w = random_weight(rows, cols, encoding, random.next());
                 let mut a = Activations::default();
-                a.resize(Isa::Amx, x_rows, cols, true);
+                a.resize(Isa::Avx512, x_rows, cols, true);
                 for r in 0..x_rows {
                     let x: Vec<f32> = (0..cols).map(|_| random.float()).collect();
-                    a.fill(Isa::Amx, r, &x);
+                    a.fill(Isa::Avx512, r, &x);
                 }
                 let mut want = vec![0.0; rows * x_rows];
-                let mut got = vec![f32::NAN; rows * x_rows];
                 let order = Order::of(packing(encoding).0);
                 let outputs: Vec<u32> = (0..x_rows as u32).rev().collect();
                 let tiles: Vec<Tile> = outputs
@@ -619,11 +618,18 @@ mod tests {
                     let both = Rows { inputs: &outputs, outputs: &outputs };
                     let to = target(want.as_mut_ptr());
                     by_rows(Isa::Scalar, &w.view(), 0..rows, &a, both, to);
-                    let to = target(got.as_mut_ptr());
-                    multiply_rows(&w.view(), 0..rows, &tiles, &outputs, to);
                 }
-                let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{encoding:?} [{rows}, {cols}] × {x_rows}");
+                for (unit, isa) in [(Unit::Amx, Isa::Amx), (Unit::Vnni, Isa::Avx512)] {
+                    if !machine::cpu::supports(isa) {
+                        continue;
+                    }
+                    let mut got = vec![f32::NAN; rows * x_rows];
+                    let to = Target { start: got.as_mut_ptr(), stride: rows, column: 0 };
+                    // SAFETY: the output has room for every row.
+                    unsafe { multiply_rows(unit, &w.view(), 0..rows, &tiles, &outputs, to) };
+                    let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{unit:?}: {encoding:?} [{rows}, {cols}] × {x_rows}");
+                }
             }
         }
     }
