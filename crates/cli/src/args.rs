@@ -21,7 +21,7 @@ pub(crate) use measure::{BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, Synth
 /// Heading of the options that every command has.
 const GLOBAL: &str = "Global options";
 
-/// Runs mixture-of-experts language models that are larger than memory.
+/// Runs mixture-of-experts language models on the CPU.
 ///
 /// Without a model, commands use Pebble, a small model inside this program.
 #[derive(Debug, Parser)]

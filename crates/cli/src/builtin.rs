@@ -32,7 +32,7 @@ macro_rules! files {
 }
 
 /// Every model inside this program.
-pub(crate) const ALL: [Builtin; 2] = [
+pub(crate) static ALL: [Builtin; 2] = [
     Builtin {
         name: "pebble",
         about: "a small mixture of experts that tells stories, reckons and calls tools",

@@ -105,15 +105,15 @@ mod tests {
     fn paths_become_absolute() {
         let environment = Environment {
             home: Some("/home/me".into()),
-            current_folder: "/work".into(),
+            current_folder: "/here".into(),
             ..Environment::default()
         };
         for (path, expected) in [
-            ("a/b", "/work/a/b"),
-            ("./a", "/work/a"),
+            ("a/b", "/here/a/b"),
+            ("./a", "/here/a"),
             ("/a", "/a"),
             ("~/a", "/home/me/a"),
-            ("../a", "/work/../a"),
+            ("../a", "/here/../a"),
         ] {
             assert_eq!(environment.absolute(path), Path::new(expected));
         }

@@ -13,7 +13,9 @@ pub(crate) fn names(typed: &str, environment: &Environment) -> Vec<String> {
     let cached = environment.cache_folders();
     let cached = cached.iter().flat_map(|cache| Repository::all(cache));
     let known = aliases().iter().map(|alias| alias.name.to_owned());
-    closest(typed, known.chain(cached.map(|repository| repository.name)))
+    // An alias that is known but not on disk is no suggestion for itself.
+    let all = known.chain(cached.map(|repository| repository.name)).filter(|name| name != typed);
+    closest(typed, all)
 }
 
 /// Folders beside a missing path that look like it.

@@ -51,7 +51,6 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
     let facts = Facts::gather();
     let mut runner = invocation.load_with(&model, &plan.options)?;
     let threads = plan.options.threads;
-    let mut bandwidth = measure_bandwidth(&facts, threads)?;
     let mut runs = Vec::new();
     for &prompt_tokens in &args.prompt_tokens {
         let mut best: Option<Run> = None;
@@ -68,8 +67,9 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
         }
         runs.extend(best);
     }
-    // Neighbours on the machine come and go: the ceiling is the better of before and after.
-    bandwidth = bandwidth.max(measure_bandwidth(&facts, threads)?);
+    // After the runs, so that the buffer of the plain read is not in their peak. Neighbours on the
+    // machine come and go: the ceiling is the better of two.
+    let bandwidth = measure_bandwidth(&facts, threads)?.max(measure_bandwidth(&facts, threads)?);
     for run in &mut runs {
         run.bandwidth_share = run.bytes_per_token as f64 * run.decode_tok_s / bandwidth;
     }

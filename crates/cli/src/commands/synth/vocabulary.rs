@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-pub(crate) const TOKENIZER: &str = include_str!("../../../../../models/pebble/tokenizer.json");
+pub(crate) static TOKENIZER: &str = include_str!("../../../../../models/pebble/tokenizer.json");
 pub(crate) const TOKENIZER_CONFIG: &str =
     include_str!("../../../../../models/pebble/tokenizer_config.json");
 pub(crate) const CHAT_TEMPLATE: &str =
