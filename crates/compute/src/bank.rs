@@ -5,11 +5,11 @@ use crate::{Activation, Matrix, Result, Weight};
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
 pub struct Expert<'a> {
-    /// [intermediate, hidden]
+    /// `[intermediate, hidden]`
     pub gate: Matrix<'a>,
-    /// [intermediate, hidden]
+    /// `[intermediate, hidden]`
     pub up: Matrix<'a>,
-    /// [hidden, intermediate]
+    /// `[hidden, intermediate]`
     pub down: Matrix<'a>,
 }
 

@@ -49,9 +49,9 @@ pub enum Input {
 /// A weight with its optional bias.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    /// [out, in]
+    /// `[out, in]`
     pub weight: Weight,
-    /// [out]
+    /// `[out]`
     pub bias: Option<Vec<f32>>,
 }
 
@@ -120,11 +120,11 @@ pub struct DeltaShape {
     pub value_dim: usize,
     /// Taps of the causal convolution.
     pub taps: usize,
-    /// [taps, channels]
+    /// `[taps, channels]`
     pub conv_weight: Vec<f32>,
-    /// [value_heads]: `-exp(A_log)`.
+    /// `[value_heads]`: `-exp(A_log)`.
     pub decay: Vec<f32>,
-    /// [value_heads]
+    /// `[value_heads]`
     pub dt_bias: Vec<f32>,
 }
 
@@ -163,11 +163,11 @@ pub enum Activation {
 /// An expert that every token uses, scaled by `sigmoid(gate)` if there is one.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedExpert<'a> {
-    /// [intermediate, hidden]
+    /// `[intermediate, hidden]`
     pub gate_proj: &'a Weight,
-    /// [intermediate, hidden]
+    /// `[intermediate, hidden]`
     pub up_proj: &'a Weight,
-    /// [hidden, intermediate]
+    /// `[hidden, intermediate]`
     pub down_proj: &'a Weight,
     /// One logit a row.
     pub gate: Option<Tensor>,

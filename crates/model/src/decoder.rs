@@ -28,7 +28,7 @@ pub struct Decoder {
 /// Tensors a forward pass leaves in the step.
 #[derive(Debug)]
 pub struct Output {
-    /// [rows asked for, vocab]
+    /// `[rows asked for, vocab]`
     pub logits: Option<Tensor>,
     /// Hidden states after each tapped layer, [rows, hidden].
     pub taps: Vec<Tensor>,

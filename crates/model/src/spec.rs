@@ -24,7 +24,7 @@ pub struct DecoderSpec {
     pub eps: f32,
     /// Longest context the model was made for.
     pub context: usize,
-    /// [vocab, hidden]
+    /// `[vocab, hidden]`
     pub embed: LinearSpec,
     /// In order.
     pub layers: Vec<LayerSpec>,
@@ -109,13 +109,13 @@ pub struct DeltaSpec {
     pub a: LinearSpec,
     /// Output projection.
     pub out: LinearSpec,
-    /// [channels, taps], with an axis of one somewhere.
+    /// `[channels, taps]`, with an axis of one somewhere.
     pub conv: VectorSpec,
-    /// [value_heads]
+    /// `[value_heads]`
     pub a_log: VectorSpec,
-    /// [value_heads]
+    /// `[value_heads]`
     pub dt_bias: VectorSpec,
-    /// [value_dim]
+    /// `[value_dim]`
     pub norm: VectorSpec,
 }
 
@@ -137,11 +137,11 @@ impl DeltaSpec {
 pub enum FeedForwardSpec {
     /// One gated layer for all tokens.
     Dense {
-        /// [intermediate, hidden]
+        /// `[intermediate, hidden]`
         gate: LinearSpec,
-        /// [intermediate, hidden]
+        /// `[intermediate, hidden]`
         up: LinearSpec,
-        /// [hidden, intermediate]
+        /// `[hidden, intermediate]`
         down: LinearSpec,
     },
     /// Routed experts.
@@ -151,7 +151,7 @@ pub enum FeedForwardSpec {
 /// Routed experts, perhaps with a shared one.
 #[derive(Clone, Debug)]
 pub struct MoeSpec {
-    /// [experts, hidden]
+    /// `[experts, hidden]`
     pub router: LinearSpec,
     /// Where the experts lie.
     pub experts: ExpertLayout,
@@ -170,13 +170,13 @@ pub struct MoeSpec {
 /// The expert every token uses.
 #[derive(Clone, Debug)]
 pub struct SharedSpec {
-    /// [intermediate, hidden]
+    /// `[intermediate, hidden]`
     pub gate: LinearSpec,
-    /// [intermediate, hidden]
+    /// `[intermediate, hidden]`
     pub up: LinearSpec,
-    /// [hidden, intermediate]
+    /// `[hidden, intermediate]`
     pub down: LinearSpec,
-    /// [1, hidden]: scales its output by `sigmoid`.
+    /// `[1, hidden]`: scales its output by `sigmoid`.
     pub router: Option<LinearSpec>,
 }
 

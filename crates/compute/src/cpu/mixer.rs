@@ -175,11 +175,11 @@ fn sinks<'a>(shape: &AttentionShape<'a>, kv_head: usize) -> Option<&'a [f32]> {
 
 /// Buffers of a delta layer, all given by the step: the convolved channels and the gates.
 pub(crate) struct DeltaBuffers<'a> {
-    /// [rows, channels]
+    /// `[rows, channels]`
     pub(crate) convolved: &'a mut [f32],
-    /// [rows, value_heads]
+    /// `[rows, value_heads]`
     pub(crate) alpha: &'a mut [f32],
-    /// [rows, value_heads]
+    /// `[rows, value_heads]`
     pub(crate) beta: &'a mut [f32],
 }
 

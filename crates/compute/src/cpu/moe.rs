@@ -39,7 +39,7 @@ pub(crate) struct RoutingTable {
 pub(crate) struct Scratch {
     activations: Activations,
     hidden_activations: Activations,
-    /// [pairs, intermediate]
+    /// `[pairs, intermediate]`
     hidden: Vec<f32>,
     /// Pairs sorted by expert: pair index = row · k + rank.
     pairs: Vec<u32>,

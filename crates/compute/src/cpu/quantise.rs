@@ -29,13 +29,13 @@ pub(crate) struct Activations {
     pub(crate) cols: usize,
     /// Blocks in a row, padding included.
     pub(crate) blocks: usize,
-    /// [rows, blocks · 32], natural order.
+    /// `[rows, blocks · 32]`, natural order.
     pub(crate) values: Vec<i16>,
-    /// [rows, blocks]
+    /// `[rows, blocks]`
     pub(crate) scale: Vec<f32>,
-    /// [rows, blocks]: scale · Σ values, what a weight's bias is multiplied with.
+    /// `[rows, blocks]`: scale · Σ values, what a weight's bias is multiplied with.
     pub(crate) sum: Vec<f32>,
-    /// [rows, blocks]: Σ values.
+    /// `[rows, blocks]`: Σ values.
     pub(crate) integer_sum: Vec<i32>,
     /// Per 64 values: 64 high bytes, 64 low bytes.
     pub(crate) planes: Vec<i8>,
