@@ -22,14 +22,14 @@ fn world() -> (tempfile::TempDir, Environment) {
             r#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#,
         ),
         (format!("{half}/snapshots/cccccccc3/model-00001-of-00002.safetensors"), ""),
-        ("work/local/config.json".to_owned(), "{}"),
-        ("work/local/model.safetensors".to_owned(), ""),
-        ("work/local/notes.txt".to_owned(), ""),
-        ("work/pebble/config.json".to_owned(), "{}"),
-        ("work/pebble/model.safetensors".to_owned(), ""),
-        ("work/org/here/config.json".to_owned(), "{}"),
-        ("work/org/here/model.safetensors".to_owned(), ""),
-        ("work/empty/readme".to_owned(), ""),
+        ("here/local/config.json".to_owned(), "{}"),
+        ("here/local/model.safetensors".to_owned(), ""),
+        ("here/local/notes.txt".to_owned(), ""),
+        ("here/pebble/config.json".to_owned(), "{}"),
+        ("here/pebble/model.safetensors".to_owned(), ""),
+        ("here/org/here/config.json".to_owned(), "{}"),
+        ("here/org/here/model.safetensors".to_owned(), ""),
+        ("here/empty/readme".to_owned(), ""),
         ("home/mine/config.json".to_owned(), "{}"),
         ("home/mine/model.safetensors".to_owned(), ""),
     ];
@@ -37,7 +37,7 @@ fn world() -> (tempfile::TempDir, Environment) {
     let world = folder(&files);
     let environment = Environment {
         home: Some(world.path().join("home")),
-        current_folder: world.path().join("work"),
+        current_folder: world.path().join("here"),
         ..Environment::default()
     };
     (world, environment)
@@ -98,16 +98,16 @@ fn cached_names_and_revisions() {
 
 #[test]
 fn paths() {
-    check("local", "work/local");
-    check("./local", "work/local");
-    check("local/", "work/local");
-    check("./pebble", "work/pebble");
-    check("local/model.safetensors", "work/local");
-    check("local/config.json", "work/local");
+    check("local", "here/local");
+    check("./local", "here/local");
+    check("local/", "here/local");
+    check("./pebble", "here/pebble");
+    check("local/model.safetensors", "here/local");
+    check("local/config.json", "here/local");
     check("~/mine", "home/mine");
-    check("org/here", "work/org/here");
+    check("org/here", "here/org/here");
     let (world, environment) = world();
-    let absolute = world.path().join("work/local");
+    let absolute = world.path().join("here/local");
     let found = resolve(absolute.to_str().unwrap(), &environment).unwrap();
     assert_eq!(found, Location::Folder(absolute));
     // A repository folder of the cache stands for its main snapshot, and a snapshot for itself.
@@ -134,7 +134,7 @@ fn missing_models_say_where_they_were_looked_for() {
         "org/absent",
         &[
             "`org/absent` is not on this computer",
-            "WORLD/work/org/absent",
+            "WORLD/here/org/absent",
             "WORLD/home/.cache/huggingface/hub/models--org--absent",
         ],
         &["hf download org/absent`", "HF_HOME"],
@@ -159,8 +159,8 @@ fn mistyped_names_get_suggestions() {
     );
     check_error(
         "./locl",
-        &["WORLD/work/locl does not exist"],
-        &["did you mean `WORLD/work/local`?"],
+        &["WORLD/here/locl does not exist"],
+        &["did you mean `WORLD/here/local`?"],
     );
 }
 
@@ -172,7 +172,7 @@ fn incomplete_models_name_the_missing_files() {
         &["hf download org/half`"],
     );
     check_error("org/half@main", &["missing"], &["hf download org/half --revision main`"]);
-    check_error("empty", &["WORLD/work/empty", "config.json, model.safetensors"], &["needs"]);
+    check_error("empty", &["WORLD/here/empty", "config.json, model.safetensors"], &["needs"]);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn things_that_are_no_models() {
     check_error("a b", &["`a b` is neither"], &["org/repo"]);
     check_error("org/repo@../../x", &["neither"], &["org/repo"]);
     check_error("/nonexistent/model", &["/nonexistent/model does not exist"], &[]);
-    check_error("x/y/z", &["WORLD/work/x/y/z does not exist"], &[]);
+    check_error("x/y/z", &["WORLD/here/x/y/z does not exist"], &[]);
 }
 
 #[test]

@@ -49,13 +49,14 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
         bar.set_position(row as u64 + 1);
     })?;
     bar.finish_and_clear();
-    written?;
+    let failed = || format!("cannot write {}", args.out.display());
+    written.with_context(failed)?;
     for _ in 0..greedy {
-        file.write("tokens", &i64::from(next).to_le_bytes())?;
+        file.write("tokens", &i64::from(next).to_le_bytes()).with_context(failed)?;
         let token = next;
         runner.feed(&mut sequence, &[token], Logits::Last, |_, values| next = argmax(values))?;
     }
-    file.finish()?;
+    file.finish().with_context(failed)?;
     Ok(())
 }
 
