@@ -102,9 +102,9 @@ def report(what, verdict, positions, tokens):
 
 
 def check(options, like, folder):
-    mlx, file = peer.synthesize(options.millstream, like, options.layers, options.seed, folder)
+    mlx, file = peer.synthesize(options.millstream, like, options.layers, options.seed, folder, options.router)
     if options.wrong:
-        _, file = peer.synthesize(options.millstream, like, options.layers, options.seed + 1, folder)
+        _, file = peer.synthesize(options.millstream, like, options.layers, options.seed + 1, folder, options.router)
     random.seed(options.seed)
     # The vocabulary of the smallest shape is 4096.
     prompt = [random.randrange(4096) for _ in range(options.prompt_tokens)]
@@ -134,6 +134,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--like", action="append", help="shape; may be given several times")
     a.add_argument("--layers", type=int)
+    a.add_argument("--router", choices=("uniform", "tuned"), help="tuned is for shapes with experts only")
     a.add_argument("--seed", type=int, default=1)
     a.add_argument("--prompt-tokens", type=int, default=48)
     a.add_argument("--greedy", type=int, default=32, help="positions to compare")

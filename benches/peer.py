@@ -6,6 +6,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -27,43 +28,87 @@ def run(command):
     return done.stdout
 
 
-def synthesize(millstream, like, layers, seed, folder):
-    """The model in both formats, made if it is not there: (MLX folder, GGUF file)."""
-    name = f"{like}-{layers}l-s{seed}" if layers else f"{like}-s{seed}"
+def command_line(script):
+    """How the script was called, for a results page: of absolute paths only the last name."""
+    def plain(argument):
+        option, equals, value = argument.rpartition("=")
+        return f"{option}{equals}…/{pathlib.Path(value).name}" if os.path.isabs(value) else argument
+    return " ".join([f"benches/{script}", *map(plain, sys.argv[1:])])
+
+
+def synthesize(millstream, like, layers, seed, folder, router=None, formats=("mlx", "gguf")):
+    """The model in these formats, made if it is not there: (MLX folder, GGUF file).
+
+    A uniform router is what `synth` makes when nothing is said, and its model has no word for it.
+    """
+    shape = f"{like}-{layers}l" if layers else like
+    name = f"{shape}-s{seed}" if router in (None, "uniform") else f"{shape}-{router}-s{seed}"
     mlx, gguf = pathlib.Path(folder) / name, pathlib.Path(folder) / f"{name}.gguf"
     # Both appear only when they are complete: config.json is written last, the GGUF renamed.
     for out, form, whole in ((mlx, "mlx", (mlx / "config.json").exists()), (gguf, "gguf", gguf.exists())):
-        if not whole:
+        if form in formats and not whole:
             print(f"writing {out}", file=sys.stderr)
             command = [millstream, "synth", "--like", like, "--seed", seed, "--format", form, "--force", out]
-            run(command + (["--layers", layers] if layers else []))
+            command += ["--layers", layers] if layers else []
+            run(command + (["--router", router] if router else []))
     return mlx, gguf
 
 
-class Llama:
-    """llama.cpp with a model loaded, until it is closed."""
+def vocabulary(mlx):
+    """The number of tokens a model in a folder knows."""
+    config = json.loads((pathlib.Path(mlx) / "config.json").read_text())
+    return config.get("text_config", config)["vocab_size"]
 
-    def __init__(self, python, gguf, threads, context):
-        command = [python, HERE / "llama_peer.py", gguf, "--threads", threads, "--context", context]
-        self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+def bench_tokens(count, vocab):
+    """The prompt `millstream bench` draws, token for token (crates/cli/src/commands/bench.rs)."""
+    return [((index + 1) * 0x9E3779B97F4A7C15 % 2**64 >> 20) % vocab for index in range(count)]
+
+
+class Ended(SystemExit):
+    """llama.cpp is gone. Where nobody catches it, the script ends with the text."""
+
+    def __init__(self, exit_code, text):
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class Llama:
+    """llama.cpp with a model loaded, until it is closed.
+
+    `options` go to llama_peer.py; `group` is a group of under_limit.py to run in.
+    """
+
+    def __init__(self, python, gguf, threads, context, options=(), group=None):
+        command = [python, HERE / "llama_peer.py", gguf, "--threads", threads, "--context", context, *options]
+        command = group.command(command) if group else [str(part) for part in command]
+        self.errors = tempfile.TemporaryFile("w+", errors="replace")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                        text=True)
         self.build = "xllamacpp " + self._answer()["xllamacpp"]
 
     def ask(self, **request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # The answer will say how it ended.
         return self._answer()
 
     def _answer(self):
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"llama.cpp ended with {self.process.wait()}: is `pip install xllamacpp gguf` done for "
-                     "the --python given?")
+            code = self.process.wait()
+            self.errors.seek(0)
+            # A signal is no matter of what is installed.
+            hint = "" if code < 0 else ": is `pip install xllamacpp gguf` done for the --python given?"
+            raise Ended(code, f"llama.cpp ended with {code}{hint}\n{self.errors.read()[-1000:]}".rstrip())
         return json.loads(line)
 
     def close(self):
+        """Ends it; its exit code."""
         self.process.stdin.close()
-        self.process.wait()
+        return self.process.wait()
 
 
 def read_safetensors(path):

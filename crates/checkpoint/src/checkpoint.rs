@@ -6,6 +6,7 @@
 //! Invariant: a `Tensor` in here lies inside its file and overlaps no other.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -22,6 +23,9 @@ const SIDE_FILE_LIMIT_BYTES: u64 = 256 << 20;
 
 /// How much is read at a time when a tensor is converted.
 const CONVERT_CHUNK_BYTES: usize = 1 << 20;
+
+/// What is read before the page cache is told to forget it.
+const FORGET_BYTES: usize = 4 << 20;
 
 /// The most similar names an error about a missing tensor mentions.
 const NEAR_NAMES: usize = 3;
@@ -158,6 +162,15 @@ impl Checkpoint {
         self.files[file.0 as usize].source()
     }
 
+    /// The weight file as it was opened for its header; `None` for one in memory. Who opens the path
+    /// again can tell by it whether that is still the same file.
+    ///
+    /// # Panics
+    /// As [`Checkpoint::source`].
+    pub fn opened(&self, file: FileIndex) -> Option<&File> {
+        self.files[file.0 as usize].opened()
+    }
+
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
         self.tensors.iter()
@@ -203,6 +216,25 @@ impl Checkpoint {
     pub fn read_span(&self, span: Span, out: &mut [u8]) -> Result<()> {
         assert_eq!(out.len() as u64, span.len_bytes, "buffer and span differ in length");
         self.files[span.file.0 as usize].read_at(span.offset, out)
+    }
+
+    /// The same, leaving next to nothing of it in the system's page cache.
+    ///
+    /// # Panics
+    /// When `out` has another length.
+    pub fn read_span_uncached(&self, span: Span, out: &mut [u8]) -> Result<()> {
+        assert_eq!(out.len() as u64, span.len_bytes, "buffer and span differ in length");
+        let file = &self.files[span.file.0 as usize];
+        let mut offset = span.offset;
+        for out in out.chunks_mut(FORGET_BYTES) {
+            file.read_at(offset, out)?;
+            offset += out.len() as u64;
+            if let Some(file) = file.opened() {
+                // Advice: where it is refused, the pages stay until the system wants them for others.
+                let _ = machine::disk::forget_cached(file);
+            }
+        }
+        Ok(())
     }
 
     /// The whole tensor, F32, F16 or BF16, as f32.

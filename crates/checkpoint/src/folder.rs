@@ -7,24 +7,36 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// Bytes in memory: compiled in, or owned.
+/// A file's bytes in memory. A clone is another handle to the same bytes.
 #[derive(Clone, Debug)]
-pub(crate) enum Bytes {
+pub enum Bytes {
+    /// Compiled in.
     Static(&'static [u8]),
+    /// Made at run time.
     Shared(Arc<Vec<u8>>),
 }
 
 impl Bytes {
-    pub(crate) fn as_slice(&self) -> &[u8] {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
         match self {
             Bytes::Static(bytes) => bytes,
             Bytes::Shared(bytes) => bytes,
         }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.as_slice()
     }
 }
 
@@ -54,8 +66,8 @@ enum Content {
 pub enum Source<'a> {
     /// A file on disk.
     Path(&'a Path),
-    /// The file's bytes.
-    Memory(&'a [u8]),
+    /// The file's bytes; a clone of the handle outlives the checkpoint.
+    Memory(&'a Bytes),
 }
 
 /// Whether `name` is one component that stays inside its folder on every system.
@@ -196,7 +208,14 @@ impl OpenFile {
     pub(crate) fn source(&self) -> Source<'_> {
         match &self.content {
             Content::Disk(_) => Source::Path(&self.path),
-            Content::Memory(bytes) => Source::Memory(bytes.as_slice()),
+            Content::Memory(bytes) => Source::Memory(bytes),
+        }
+    }
+
+    pub(crate) fn opened(&self) -> Option<&File> {
+        match &self.content {
+            Content::Disk(file) => Some(file),
+            Content::Memory(_) => None,
         }
     }
 }

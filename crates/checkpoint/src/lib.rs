@@ -32,7 +32,7 @@ pub use dtype::Dtype;
 pub use encoding::Encoding;
 pub use error::{Error, Result};
 pub use experts::{ExpertForm, ExpertLayout, Projection};
-pub use folder::Source;
+pub use folder::{Bytes, Source};
 pub use linear::{Linear, LinearSlice};
 pub use quantization::{Mode, Quantization, Scheme};
 pub use tensor::{FileIndex, Span, Tensor};

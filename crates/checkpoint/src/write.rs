@@ -61,34 +61,9 @@ impl<W: Write> SafetensorsWriter<W> {
         tensors: &[Declaration],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self> {
-        let mut header = Map::new();
-        if !metadata.is_empty() {
-            header.insert("__metadata__".to_owned(), json!(metadata));
-        }
-        let mut names = BTreeSet::from(["__metadata__"]);
-        let mut pieces = Vec::with_capacity(tensors.len());
-        let mut begin = 0_u64;
-        for Declaration { name, dtype, shape } in tensors {
-            let refuse =
-                |detail: &str| Error::Declaration { name: name.clone(), detail: detail.to_owned() };
-            if !names.insert(name) {
-                return Err(refuse("the name is taken"));
-            }
-            let len_bytes =
-                dtype.tensor_bytes(shape).ok_or_else(|| refuse("no whole number of bytes"))?;
-            let end = begin.checked_add(len_bytes).ok_or_else(|| refuse("the file is too long"))?;
-            let entry =
-                json!({ "dtype": dtype.name(), "shape": shape, "data_offsets": [begin, end] });
-            header.insert(name.clone(), entry);
-            pieces.push(Piece { name: name.clone(), len_bytes, padding_bytes: 0 });
-            begin = end;
-        }
-        let json = Value::Object(header).to_string();
-        let spaces = padding(json.len() as u64, 8);
-        let header_bytes = json.len() as u64 + spaces;
-        sink.write_all(&header_bytes.to_le_bytes()).map_err(Error::Write)?;
-        sink.write_all(json.as_bytes()).map_err(Error::Write)?;
-        pad(&mut sink, spaces, b' ')?;
+        let pieces = pieces(tensors)?;
+        let header = header(tensors, metadata, 8)?;
+        sink.write_all(&header).map_err(Error::Write)?;
         Ok(SafetensorsWriter { stream: Stream::new(sink, pieces)? })
     }
 
@@ -102,4 +77,51 @@ impl<W: Write> SafetensorsWriter<W> {
     pub fn finish(self) -> Result<W> {
         self.stream.finish()
     }
+}
+
+/// Everything before the data of a file with these tensors: the length, the JSON, and spaces so that the
+/// data begins at a multiple of `alignment`. For who writes the data without a [`SafetensorsWriter`].
+pub fn header(
+    tensors: &[Declaration],
+    metadata: &BTreeMap<String, String>,
+    alignment: u64,
+) -> Result<Vec<u8>> {
+    let mut header = Map::new();
+    if !metadata.is_empty() {
+        header.insert("__metadata__".to_owned(), json!(metadata));
+    }
+    let mut begin = 0;
+    for (Declaration { name, dtype, shape }, piece) in tensors.iter().zip(pieces(tensors)?) {
+        let end = begin + piece.len_bytes;
+        let entry = json!({ "dtype": dtype.name(), "shape": shape, "data_offsets": [begin, end] });
+        header.insert(name.clone(), entry);
+        begin = end;
+    }
+    let json = Value::Object(header).to_string();
+    let spaces = padding(8 + json.len() as u64, alignment);
+    let header_bytes = json.len() as u64 + spaces;
+    let mut bytes = Vec::with_capacity(8 + header_bytes as usize);
+    bytes.extend(header_bytes.to_le_bytes());
+    bytes.extend(json.as_bytes());
+    pad(&mut bytes, spaces, b' ')?;
+    Ok(bytes)
+}
+
+/// The tensors as pieces of the data section, or what is wrong with one of them.
+fn pieces(tensors: &[Declaration]) -> Result<Vec<Piece>> {
+    let mut names = BTreeSet::from(["__metadata__"]);
+    let mut pieces = Vec::with_capacity(tensors.len());
+    let mut total = 0_u64;
+    for Declaration { name, dtype, shape } in tensors {
+        let refuse =
+            |detail: &str| Error::Declaration { name: name.clone(), detail: detail.to_owned() };
+        if !names.insert(name) {
+            return Err(refuse("the name is taken"));
+        }
+        let len_bytes =
+            dtype.tensor_bytes(shape).ok_or_else(|| refuse("no whole number of bytes"))?;
+        total = total.checked_add(len_bytes).ok_or_else(|| refuse("the file is too long"))?;
+        pieces.push(Piece { name: name.clone(), len_bytes, padding_bytes: 0 });
+    }
+    Ok(pieces)
 }

@@ -6,17 +6,24 @@
 
 mod generation;
 mod measure;
+mod repack;
+mod simulate;
 
 use std::path::PathBuf;
 
 use clap::builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use compute::memory::KvFormat;
+use engine::Streaming;
 use machine::cpu::Isa;
 
 use crate::size::Size;
 pub(crate) use generation::{RunArgs, SamplingArgs};
-pub(crate) use measure::{BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat};
+pub(crate) use measure::{
+    BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat, SynthRouter,
+};
+pub(crate) use repack::RepackArgs;
+pub(crate) use simulate::SimulateArgs;
 
 /// Heading of the options that every command has.
 const GLOBAL: &str = "Global options";
@@ -55,6 +62,36 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "TOKENS", env = "MILLSTREAM_CONTEXT",
           value_parser = at_least_one)]
     pub(crate) context: Option<usize>,
+
+    /// Whether experts are read from the disk when they are wanted
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t = StreamExperts::Auto,
+          env = "MILLSTREAM_STREAM_EXPERTS")]
+    pub(crate) stream_experts: StreamExperts,
+
+    /// Memory for experts that are read from the disk; by default what is left of --memory
+    #[arg(
+        long,
+        global = true,
+        value_name = "SIZE",
+        env = "MILLSTREAM_EXPERT_CACHE",
+        conflicts_with = "expert_slots"
+    )]
+    pub(crate) expert_cache: Option<Size>,
+
+    /// The same as a number of experts, of all layers together
+    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_EXPERT_SLOTS",
+          value_parser = at_least_one)]
+    pub(crate) expert_slots: Option<usize>,
+
+    /// Experts each token uses in a layer, if fewer than the model asks for; changes what it says
+    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_EXPERTS_PER_TOKEN",
+          value_parser = at_least_one)]
+    pub(crate) experts_per_token: Option<usize>,
+
+    /// Write which experts are wanted to a file, for `millstream simulate`
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_RECORD_ROUTING",
+          value_hint = clap::ValueHint::FilePath)]
+    pub(crate) record_routing: Option<PathBuf>,
 
     /// How keys and values are kept
     #[arg(long, global = true, value_enum, default_value_t = Kv::F16, env = "MILLSTREAM_KV")]
@@ -111,6 +148,10 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Make a checkpoint of a real model's shape with made-up weights, for benchmarks
     Synth(SynthArgs),
+    /// Copy a model with one aligned record per expert, to stream it faster
+    Repack(RepackArgs),
+    /// Say how often experts would be in memory, by its size, from a recorded run
+    Simulate(SimulateArgs),
     /// Show the settings
     Config(ConfigArgs),
     /// Print completions for a shell
@@ -209,6 +250,27 @@ pub(crate) struct ReferenceArgs {
     /// Folder for the pages
     #[arg(long, value_name = "DIR", env = "MILLSTREAM_OUT", value_hint = clap::ValueHint::DirPath)]
     pub(crate) out: PathBuf,
+}
+
+/// Whether experts are read from the disk when they are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StreamExperts {
+    /// If they do not fit into the memory.
+    Auto,
+    /// Even if they would fit.
+    Always,
+    /// Never: a model that does not fit is refused.
+    Never,
+}
+
+impl From<StreamExperts> for Streaming {
+    fn from(when: StreamExperts) -> Streaming {
+        match when {
+            StreamExperts::Auto => Streaming::Auto,
+            StreamExperts::Always => Streaming::Always,
+            StreamExperts::Never => Streaming::Never,
+        }
+    }
 }
 
 /// How keys and values are kept.

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use checkpoint::{Checkpoint, Warning};
-use engine::{Options, Plan, PlanRequest, Runner};
+use engine::{Options, Plan, PlanRequest, Runner, StreamPlan};
+use experts::probe::Choice;
 use hub::Location;
 use model::DecoderSpec;
 
 use crate::args::GlobalArgs;
 use crate::builtin::Builtin;
-use crate::console::Console;
+use crate::commands::repack;
+use crate::console::{Console, Tone};
 use crate::report::Advised;
 use crate::size;
 
@@ -34,6 +36,21 @@ pub(crate) struct OpenModel {
     pub(crate) checkpoint: Checkpoint,
     /// What it is made of.
     pub(crate) spec: DecoderSpec,
+    /// `--experts-per-token`, where it takes effect.
+    pub(crate) fewer_experts: Option<FewerExperts>,
+}
+
+/// Fewer experts than the model asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FewerExperts {
+    used: usize,
+    asked: usize,
+}
+
+impl std::fmt::Display for FewerExperts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} experts of a layer instead of {}", self.used, self.asked)
+    }
 }
 
 impl Invocation {
@@ -42,6 +59,9 @@ impl Invocation {
         let model = self.open_quietly(name)?;
         for line in warning_lines(&model.checkpoint.warnings()) {
             tracing::warn!("{name}: {line}");
+        }
+        if let Some(fewer) = model.fewer_experts {
+            tracing::warn!("{name}: each token uses {fewer}; answers differ from the model's own");
         }
         Ok(model)
     }
@@ -54,13 +74,22 @@ impl Invocation {
                 None => anyhow::bail!("this program was built without {builtin}"),
             },
             Location::Folder(folder) => {
+                let folder = repack::found(&folder, name, &self.environment).unwrap_or(folder);
                 let checkpoint = Checkpoint::open(&folder);
                 (Some(folder), checkpoint)
             }
         };
         let checkpoint = checkpoint.map_err(engine::Error::from)?;
-        let spec = model::arch::spec(&checkpoint).map_err(engine::Error::from)?;
-        Ok(OpenModel { name: name.to_owned(), folder, checkpoint, spec })
+        let mut spec = model::arch::spec(&checkpoint).map_err(engine::Error::from)?;
+        let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token).max();
+        let fewer_experts = match (self.global.experts_per_token, asked) {
+            (Some(used), Some(asked)) if used < asked => {
+                spec.limit_experts_per_token(used);
+                Some(FewerExperts { used, asked })
+            }
+            _ => None,
+        };
+        Ok(OpenModel { name: name.to_owned(), folder, checkpoint, spec, fewer_experts })
     }
 
     /// What the global options ask of a plan.
@@ -69,6 +98,10 @@ impl Invocation {
             memory_bytes: self.global.memory.map(|size| size.0),
             context: self.global.context,
             kv: Some(self.global.kv.into()),
+            threads: self.global.threads,
+            streaming: self.global.stream_experts.into(),
+            expert_cache_bytes: self.global.expert_cache.map(|size| size.0),
+            expert_slots: self.global.expert_slots,
             ..PlanRequest::default()
         }
     }
@@ -81,7 +114,20 @@ impl Invocation {
             let most = model.spec.context;
             tracing::warn!("{} was made for {most} positions: --context is {most}", model.name);
         }
-        let mut plan = Plan::new(&model.spec, &self.plan_request())?;
+        self.plan_by(model, &self.plan_request())
+    }
+
+    /// Plans a model for a command that knows how many positions it needs.
+    pub(crate) fn plan_for(&self, model: &OpenModel, positions: usize) -> Result<Plan> {
+        let positions = self.global.context.unwrap_or(0).max(positions).next_multiple_of(64);
+        let request = PlanRequest { context: Some(positions), ..self.plan_request() };
+        let mut plan = self.plan_by(model, &request)?;
+        plan.options.context = positions;
+        Ok(plan)
+    }
+
+    fn plan_by(&self, model: &OpenModel, request: &PlanRequest) -> Result<Plan> {
+        let mut plan = Plan::new(&model.spec, request)?;
         self.choose_kernels(&mut plan.options);
         Ok(plan)
     }
@@ -95,6 +141,11 @@ impl Invocation {
     /// Plans and loads a model, unless it would not fit.
     pub(crate) fn load(&self, model: &OpenModel) -> Result<Runner> {
         let plan = self.plan(model)?;
+        self.load_planned(model, plan)
+    }
+
+    /// Loads a model as planned, showing a bar, unless it would not fit.
+    pub(crate) fn load_planned(&self, model: &OpenModel, mut plan: Plan) -> Result<Runner> {
         if !plan.fits {
             let message = format!(
                 "{} needs {}, the budget is {}",
@@ -104,26 +155,94 @@ impl Invocation {
             );
             return Err(Advised::with_hints(message, plan.hints).into());
         }
-        self.load_with(model, &plan.options)
-    }
-
-    /// Loads a model with these options, showing a bar.
-    pub(crate) fn load_with(&self, model: &OpenModel, options: &Options) -> Result<Runner> {
         tracing::info!(
             "loading {}: {} threads, {} kernels, context {}",
             model.name,
-            options.threads,
-            options.isa,
-            options.context
+            plan.options.threads,
+            plan.options.isa,
+            plan.options.context
         );
-        let total_bytes = model.spec.resident_bytes() + model.spec.expert_bytes();
+        let mut total_bytes = model.spec.resident_bytes();
+        if let Some(streaming) = &plan.streaming {
+            let choice = engine::probe(&model.checkpoint, &model.spec)?;
+            for line in mode_lines(&plan, streaming, &choice) {
+                eprintln!("{}", self.console.paint(Tone::Dim, &line));
+            }
+            plan.options.reading = Some(choice);
+        } else {
+            total_bytes += model.spec.expert_bytes();
+            let (total, budget) = (size::bytes(plan.total_bytes), size::bytes(plan.budget_bytes));
+            tracing::info!("everything is in memory: {total} of {budget}");
+        }
         let bar = self.console.byte_bar(&format!("loading {}", model.name), total_bytes);
         let progress = |done: u64, _total: u64| bar.set_position(done);
         let spec = model.spec.clone();
-        let runner = Runner::load_spec(&model.checkpoint, spec, options, &progress);
+        let runner = Runner::load_spec(&model.checkpoint, spec, &plan.options, &progress);
         bar.finish_and_clear();
-        Ok(runner?)
+        let runner = runner?;
+        if let Some(path) = &self.global.record_routing {
+            let Some(bank) = runner.streamed() else {
+                let message = "--record-routing records what is read, and nothing is";
+                let hint =
+                    "--stream-experts always reads experts from the disk even if they would fit";
+                return Err(Advised::with_hints(message.to_owned(), vec![hint.to_owned()]).into());
+            };
+            let slots = plan.options.slots.as_ref().map_or(0, |slots| slots.bytes);
+            bank.record_routing(path, plan.total_bytes - slots)?;
+        }
+        Ok(runner)
     }
+}
+
+/// Ends what was recorded of a run.
+pub(crate) fn finish(runner: &Runner) -> Result<()> {
+    if let Some(bank) = runner.streamed() {
+        bank.finish_routing()?;
+        let failed = bank.statistics().failed;
+        if failed > 0 {
+            tracing::warn!("{failed} experts could not be read");
+        }
+    }
+    Ok(())
+}
+
+/// Which way a model runs, and why.
+fn mode_lines(plan: &Plan, streaming: &StreamPlan, choice: &Choice) -> Vec<String> {
+    let [even, published] = streaming.hit_rate.map(|rate| 100.0 * rate);
+    let [most, least] = streaming.read_bytes_per_token.map(size::bytes);
+    let why = match plan.total_bytes + plan.would_stream_bytes > plan.budget_bytes {
+        true => format!(
+            "{} would not fit into {}",
+            size::bytes(plan.total_bytes + plan.would_stream_bytes),
+            size::bytes(plan.budget_bytes)
+        ),
+        false => "as asked".to_owned(),
+    };
+    vec![
+        format!(
+            "experts come from the disk ({why}): {} of {} are kept in {} slots",
+            size::bytes(plan.expert_bytes - plan.would_stream_bytes),
+            size::bytes(plan.expert_bytes),
+            streaming.slots,
+        ),
+        format!(
+            "expecting {even:.0}–{published:.0} % of a token's experts in memory, {least}–{most} read for \
+             the rest; disk: {}",
+            disk_line(choice)
+        ),
+    ]
+}
+
+/// How a disk is read.
+pub(crate) fn disk_line(choice: &Choice) -> String {
+    let rate = match choice.bytes_per_second {
+        0.0 => String::new(),
+        rate => format!("{}/s, ", size::bytes(rate as u64)),
+    };
+    format!(
+        "{rate}{} reads, {} at a time by {}",
+        choice.access, choice.method.depth, choice.method.queue
+    )
 }
 
 /// Warnings as lines. A file that lies about its bits does so in every layer: that is one line.

@@ -83,6 +83,8 @@ fn dispatch(
         Command::Logits(args) => commands::logits::run(args, invocation)?,
         Command::Perplexity(args) => commands::perplexity::run(args, invocation)?,
         Command::Synth(args) => commands::synthesize::run(args, invocation)?,
+        Command::Repack(args) => commands::repack::run(args, invocation)?,
+        Command::Simulate(args) => commands::simulate::run(args, invocation)?,
         Command::Config(args) => commands::config::run(args, matches, overlay)?,
         Command::Completions(args) => commands::completions::run(args)?,
         Command::Man(args) => commands::man::run(args)?,

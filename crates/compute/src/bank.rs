@@ -1,6 +1,8 @@
 //! Where a layer's experts come from: the one thing a mixture-of-experts op asks for.
 
-use crate::{Activation, Matrix, Result, Weight};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::{Activation, Error, Matrix, Weight};
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +15,8 @@ pub struct Expert<'a> {
     pub down: Matrix<'a>,
 }
 
-/// Takes experts over as they come, each with its index in the layer.
-pub type Ready<'a> = &'a mut dyn FnMut(&[(u32, Expert<'_>)]);
+/// Uses experts while they are in memory, each with its index in the layer.
+pub type Take<'a> = &'a mut dyn FnMut(&[(u32, Expert<'_>)]);
 
 /// The experts of all layers of a model.
 ///
@@ -26,10 +28,40 @@ pub trait ExpertBank: Send + Sync {
     /// How gate and up meet.
     fn activation(&self) -> Activation;
 
-    /// Calls `ready` one or more times, each time with some of the `wanted` experts of a layer,
-    /// until each was handed over once. The weights are valid during the call only; the order
-    /// is the bank's, and results may not depend on it.
-    fn visit(&self, layer: usize, wanted: &[u32], ready: Ready<'_>) -> Result<()>;
+    /// Starts to bring the `wanted` experts of a layer, the most used first, for `rows` rows.
+    fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], rows: usize) -> Box<dyn Visit + 'a>;
+
+    /// Whether [`ExpertBank::expect`] is worth calling.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
+    /// The next visit will be to this layer, and will probably want these experts.
+    fn expect(&self, _layer: usize, _likely: &[u32]) {}
+}
+
+/// Experts on their way. Threads may share it; each expert is handed over once.
+pub trait Visit: Sync {
+    /// Hands up to `most` experts that are in memory to `take`; they may leave when it returns.
+    /// Their order is the bank's, and results may not depend on it. If none is there but some will
+    /// be, waits for one if `wait` says so.
+    fn next(&self, most: usize, wait: bool, take: Take<'_>) -> Turn;
+
+    /// The experts that could not be brought. Complete once `next` has said [`Turn::Finished`].
+    fn failures(&self) -> Vec<(u32, Error)> {
+        Vec::new()
+    }
+}
+
+/// What a call of [`Visit::next`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Experts were handed over.
+    Served,
+    /// None is in memory now.
+    Empty,
+    /// All were handed over before, or cannot be brought.
+    Finished,
 }
 
 /// A bank whose experts are all in memory.
@@ -62,15 +94,36 @@ impl ExpertBank for ResidentBank {
         self.activation
     }
 
-    fn visit(&self, layer: usize, wanted: &[u32], ready: Ready<'_>) -> Result<()> {
-        let experts: Vec<(u32, Expert<'_>)> = wanted
-            .iter()
-            .map(|&id| {
-                let [gate, up, down] = &self.layers[layer][id as usize];
-                (id, Expert { gate: gate.view(), up: up.view(), down: down.view() })
-            })
-            .collect();
-        ready(&experts);
-        Ok(())
+    fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], _rows: usize) -> Box<dyn Visit + 'a> {
+        Box::new(ResidentVisit {
+            experts: &self.layers[layer],
+            wanted,
+            handed: AtomicUsize::new(0),
+        })
+    }
+}
+
+struct ResidentVisit<'a> {
+    experts: &'a [[Weight; 3]],
+    wanted: &'a [u32],
+    handed: AtomicUsize,
+}
+
+impl Visit for ResidentVisit<'_> {
+    fn next(&self, most: usize, _wait: bool, take: Take<'_>) -> Turn {
+        let count = most.min(self.wanted.len());
+        let first = self.handed.fetch_add(count, Ordering::Relaxed);
+        if first >= self.wanted.len() {
+            return Turn::Finished;
+        }
+        let view = |&id: &u32| {
+            let [gate, up, down] = &self.experts[id as usize];
+            (id, Expert { gate: gate.view(), up: up.view(), down: down.view() })
+        };
+        match &self.wanted[first..(first + count).min(self.wanted.len())] {
+            [one] => take(&[view(one)]),
+            several => take(&several.iter().map(view).collect::<Vec<_>>()),
+        }
+        Turn::Served
     }
 }

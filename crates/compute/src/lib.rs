@@ -11,11 +11,11 @@ pub mod memory;
 mod step;
 mod weight;
 
-pub use bank::{Expert, ExpertBank, Ready, ResidentBank};
+pub use bank::{Expert, ExpertBank, ResidentBank, Take, Turn, Visit};
 pub use cpu::{CpuBackend, CpuStep, Rope, RoutingScheme, Yarn};
 pub use error::{Error, Result};
 pub use step::{
-    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing,
+    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
     SharedExpert, StateRun, Step, Tensor,
 };
 pub use weight::{Encoding, Float, Matrix, Weight, weight_memory};

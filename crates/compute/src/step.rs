@@ -4,8 +4,10 @@
 //! backend's activation arena. On the CPU an operation runs at once; a GPU records it and runs all
 //! of a step in one submit. Model code never sees a pointer, an expert id or a thread.
 
+use std::sync::Arc;
+
 use crate::memory::{KvArena, PageId, RecurrentArena, SlotId};
-use crate::{ExpertBank, Result, Rope, RoutingScheme, Weight};
+use crate::{Error, ExpertBank, Rope, RoutingScheme, Weight};
 
 /// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +224,8 @@ pub trait Step {
     fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor;
     /// Chooses experts for each row of router logits.
     fn route(&mut self, logits: Tensor, experts_per_row: usize, scheme: RoutingScheme) -> Routing;
-    /// The routed experts' outputs, weighted and summed in rank order, then the shared expert's.
+    /// The routed experts' outputs, weighted and summed in rank order, then the shared expert's. A
+    /// row whose expert could not be brought goes on without it; [`Step::failures`] tells.
     fn moe(
         &mut self,
         layer: usize,
@@ -230,13 +233,27 @@ pub trait Step {
         routing: Routing,
         bank: &dyn ExpertBank,
         shared: Option<SharedExpert<'_>>,
-    ) -> Result<Tensor>;
+    ) -> Tensor;
+    /// Tells the bank what a routing made too early would want of a layer.
+    fn expect(&mut self, layer: usize, routing: Routing, bank: &dyn ExpertBank);
+    /// Rows of this step whose values are worthless, once for each reason. Other rows are as if these
+    /// had not been there.
+    fn failures(&mut self) -> Vec<RowFailure>;
     /// Some rows.
     fn select(&mut self, x: Tensor, rows: &[usize]) -> Tensor;
     /// Ends the recording.
     fn submit(&mut self) -> Fence;
     /// The values of a tensor, once the fence that covers it has passed.
     fn read(&mut self, fence: &Fence, x: Tensor) -> &[f32];
+}
+
+/// A row that cannot go on.
+#[derive(Clone, Debug)]
+pub struct RowFailure {
+    /// Which row of the batch.
+    pub row: usize,
+    /// Why.
+    pub error: Arc<Error>,
 }
 
 /// Tells that a step has run. On the CPU it has when `submit` returns.

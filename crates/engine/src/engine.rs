@@ -223,7 +223,8 @@ impl Engine {
         batch
     }
 
-    /// Runs the batch; the result has the sampled token of each segment that wanted logits.
+    /// Runs the batch; the result has the sampled token of each segment that wanted logits, and an error
+    /// for each that could not be computed.
     fn forward_and_sample(&mut self, batch: &Batch) -> Result<Vec<(usize, Result<Sampled>)>> {
         let wanting: Vec<usize> = batch
             .segments
@@ -239,12 +240,13 @@ impl Engine {
             .map(|a| (&mut a.sequence, (&a.request.sampling, &a.counts, a.usage.completion_tokens)))
             .unzip();
         let scratch = &mut self.scratch;
-        self.runner.forward(batch, &mut sequences, |row, logits| {
+        let failures = self.runner.forward(batch, &mut sequences, |row, logits| {
             let index = wanting[row];
             let (params, counts, position) = choosers[index];
             let outcome = sample(logits, counts, params, position as u64, scratch);
             sampled.push((index, outcome.map_err(Error::from)));
         })?;
+        sampled.extend(failures.into_iter().map(|failed| (failed.sequence, Err(failed.error))));
         Ok(sampled)
     }
 

@@ -1,5 +1,7 @@
 //! What can go wrong between a request and its tokens.
 
+use std::sync::Arc;
+
 /// Errors of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -10,6 +12,12 @@ pub enum Error {
     /// The backend failed.
     #[error(transparent)]
     Compute(#[from] compute::Error),
+    /// An expert that a sequence needs could not be read.
+    #[error(transparent)]
+    Expert(Arc<compute::Error>),
+    /// The expert store failed.
+    #[error(transparent)]
+    Experts(#[from] experts::Error),
     /// No room for a sequence.
     #[error(transparent)]
     State(#[from] state::Error),

@@ -12,11 +12,13 @@ mod options;
 mod plan;
 mod runner;
 mod sampler;
+mod streaming;
 
 pub use dialect::{Dialect, Heard, Listener, Prompt};
 pub use engine::{Engine, Event, FinishReason, Request, RequestId, Usage};
 pub use error::{Error, Result};
 pub use options::Options;
-pub use plan::{Plan, PlanRequest, Row};
-pub use runner::Runner;
+pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
+pub use runner::{Runner, SequenceFailure};
 pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};
+pub use streaming::{probe, samples};

@@ -1,10 +1,14 @@
 //! What a caller may choose when a model is loaded. Everything has a sensible default.
 
+use std::time::Duration;
+
 use compute::memory::KvFormat;
+use experts::Slots;
+use experts::probe::Choice;
 use machine::cpu::Isa;
 
 /// Choices of a [`crate::Runner`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Instruction set of the kernels.
     pub isa: Isa,
@@ -18,6 +22,14 @@ pub struct Options {
     pub kv: KvFormat,
     /// Rows of one prefill step: whole blocks of 64.
     pub chunk: usize,
+    /// Slots for experts that are read when they are wanted; all experts are in memory if `None`.
+    pub slots: Option<Slots>,
+    /// How to read them, if that is known; else the disk is tried first.
+    pub reading: Option<Choice>,
+    /// How long a read of an expert may take.
+    pub stall: Duration,
+    /// Whether to read experts that a layer's router chooses before the layer's mixer has run.
+    pub look_ahead: bool,
 }
 
 impl Default for Options {
@@ -29,6 +41,10 @@ impl Default for Options {
             sequences: 1,
             kv: KvFormat::F16,
             chunk: 512,
+            slots: None,
+            reading: None,
+            stall: Duration::from_secs(30),
+            look_ahead: true,
         }
     }
 }

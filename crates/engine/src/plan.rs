@@ -1,11 +1,15 @@
-//! The memory plan: what is resident, what a context costs, and whether it fits, from headers alone.
+//! The memory plan: what is resident, what a context costs, how many experts are kept, from headers alone.
+//!
+//! The plan fixes every size before anything is loaded. If all experts fit they are all in memory; if not,
+//! everything else is, and what is left buys slots.
 
 use compute::memory::KvFormat;
+use experts::{Geometry, Slots};
 use model::DecoderSpec;
 use serde::Serialize;
 
-use crate::runner::{arena_floats, capacity};
-use crate::{Options, Result};
+use crate::runner::{arena_floats, capacity, scratch_bytes};
+use crate::{Options, Result, streaming};
 
 /// What the program, its tokenizer and its threads take besides the model. Measured with a 35B-A3B-shaped
 /// model's tokenizer (248k entries) on Linux, 15 Nov 2026; rounded up.
@@ -13,6 +17,28 @@ const PROGRAM_BYTES: u64 = 192 << 20;
 
 /// The longest context planned unasked.
 const DEFAULT_CONTEXT: usize = 32_768;
+
+/// The shortest context planned unasked.
+const LEAST_CONTEXT: usize = 2048;
+
+/// Rows of a prefill step that are tried, the longest first, for a model that streams: each step reads
+/// every expert its rows are routed to.
+const CHUNKS: [usize; 6] = [2048, 1024, 512, 256, 128, 64];
+
+/// What keys and values, or activations, of a model that streams may take of what the weights leave.
+const SHARE_OF_REST: u64 = 8;
+
+/// Whether experts are read when they are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Streaming {
+    /// If they do not fit.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
 
 /// What the plan is made from.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +53,14 @@ pub struct PlanRequest {
     pub sequences: Option<usize>,
     /// Rows of a prefill step.
     pub chunk: Option<usize>,
+    /// Compute threads: each has buffers of its own.
+    pub threads: Option<usize>,
+    /// Whether experts are read when they are wanted.
+    pub streaming: Streaming,
+    /// Memory for experts, if it is not to be what is left.
+    pub expert_cache_bytes: Option<u64>,
+    /// Slots for experts, if they are to be this many.
+    pub expert_slots: Option<usize>,
 }
 
 /// One line of the plan.
@@ -40,6 +74,22 @@ pub struct Row {
     pub note: String,
 }
 
+/// What reading experts from the disk is expected to come to.
+#[derive(Clone, Debug, Serialize)]
+pub struct StreamPlan {
+    /// Slots that keep experts.
+    pub slots: usize,
+    /// Slots that prompts pass through.
+    pub staging_slots: usize,
+    /// Share of all experts that the slots keep.
+    pub kept_share: f64,
+    /// Share of a token's experts expected in memory: if all are equally likely, and as published for
+    /// real models.
+    pub hit_rate: [f64; 2],
+    /// Bytes a token is expected to read: at the first hit rate, at the second.
+    pub read_bytes_per_token: [u64; 2],
+}
+
 /// Where the memory goes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
@@ -51,10 +101,12 @@ pub struct Plan {
     pub budget_bytes: u64,
     /// Whether the sum is within the budget.
     pub fits: bool,
-    /// Bytes of routed experts, part of the sum.
+    /// Bytes of all routed experts.
     pub expert_bytes: u64,
-    /// Bytes of experts that would not fit and would have to be read from the disk.
+    /// Bytes of experts that are not in memory at once.
     pub would_stream_bytes: u64,
+    /// How experts come from the disk; null if all are in memory.
+    pub streaming: Option<StreamPlan>,
     /// Bytes of weights one token's forward pass reads.
     pub bytes_per_token: u64,
     /// Positions planned for.
@@ -81,52 +133,140 @@ impl Plan {
         options.kv = request.kv.unwrap_or(options.kv);
         options.sequences = request.sequences.unwrap_or(options.sequences).max(1);
         options.chunk = request.chunk.unwrap_or(options.chunk);
-        let largest = spec.context.max(1);
-        match request.context {
-            Some(context) => {
-                options.context = context.clamp(1, largest);
-                Plan::with(spec, options, budget_bytes)
-            }
-            None => {
-                // The longest power of two that fits beside the weights.
-                options.context = largest.min(DEFAULT_CONTEXT);
-                loop {
-                    let plan = Plan::with(spec, options, budget_bytes)?;
-                    if plan.fits || options.context <= 2048 {
-                        return Ok(plan);
-                    }
-                    options.context = (options.context / 2).next_power_of_two().max(2048);
+        options.threads = request.threads.unwrap_or(options.threads);
+        let planner = Planner::new(spec, request, budget_bytes)?;
+        let longest = spec.context.max(1);
+        let asked = request.context.map(|context| context.clamp(1, longest));
+        // The longest context that fits beside everything in memory.
+        let mut context = asked.unwrap_or(longest.min(DEFAULT_CONTEXT));
+        if planner.may_be_resident() {
+            loop {
+                options.context = context;
+                let plan = planner.resident(options.clone())?;
+                if plan.fits
+                    || (!planner.may_stream() && (asked.is_some() || context <= LEAST_CONTEXT))
+                {
+                    return Ok(plan);
                 }
+                if asked.is_some() || context <= LEAST_CONTEXT {
+                    break;
+                }
+                context = (context / 2).next_power_of_two().max(LEAST_CONTEXT);
             }
         }
+        planner.streamed(options, asked, request.chunk)
+    }
+}
+
+/// What stays the same while a plan is sought.
+struct Planner<'a> {
+    spec: &'a DecoderSpec,
+    request: &'a PlanRequest,
+    budget_bytes: u64,
+    /// `None` for a model without routed experts.
+    geometry: Option<Geometry>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(spec: &'a DecoderSpec, request: &'a PlanRequest, budget_bytes: u64) -> Result<Self> {
+        let geometry = spec.moe_layers().next().map(|_| streaming::geometry(spec));
+        Ok(Planner { spec, request, budget_bytes, geometry })
     }
 
-    fn with(spec: &DecoderSpec, options: Options, budget_bytes: u64) -> Result<Plan> {
-        let layout = spec.layout()?;
-        let (resident, experts) = (spec.resident_bytes(), spec.expert_bytes());
-        let state = layout.memory_bytes(options.kv, &capacity(&options)) as u64;
+    fn may_stream(&self) -> bool {
+        self.geometry.is_some() && self.request.streaming != Streaming::Never
+    }
+
+    /// Whether all experts may be in memory. Who says how many slots there are wants slots.
+    fn may_be_resident(&self) -> bool {
+        let sized =
+            self.request.expert_cache_bytes.is_some() || self.request.expert_slots.is_some();
+        !self.may_stream() || (self.request.streaming == Streaming::Auto && !sized)
+    }
+
+    fn resident(&self, options: Options) -> Result<Plan> {
+        let mut rows = self.fixed_rows(&options)?;
+        if let Some((_, moe)) = self.spec.moe_layers().next() {
+            let note = format!(
+                "{} layers × {} experts, {} a token",
+                self.spec.moe_layers().count(),
+                moe.experts.experts(),
+                moe.experts_per_token
+            );
+            rows.insert(1, Row { name: "routed experts", bytes: self.spec.expert_bytes(), note });
+        }
+        self.plan(rows, None, options)
+    }
+
+    /// Everything but the experts in memory, and slots for what is left.
+    fn streamed(
+        &self,
+        mut options: Options,
+        context: Option<usize>,
+        chunk: Option<usize>,
+    ) -> Result<Plan> {
+        let Some(geometry) = &self.geometry else { return self.resident(options) };
+        // Unasked, the context and the activations take at most a share each of what the weights leave.
+        let rest = self.budget_bytes.saturating_sub(self.spec.resident_bytes() + PROGRAM_BYTES);
+        let share = rest / SHARE_OF_REST;
+        options.context = match context {
+            Some(context) => context,
+            None => {
+                let layout = self.spec.layout()?;
+                let mut context = self.spec.context.clamp(1, DEFAULT_CONTEXT);
+                while context > LEAST_CONTEXT
+                    && layout.kv_bytes_per_token(options.kv) as u64 * context as u64 > share
+                {
+                    context = (context / 2).next_power_of_two().max(LEAST_CONTEXT);
+                }
+                context
+            }
+        };
+        if chunk.is_none() {
+            let fits = |&&chunk: &&usize| {
+                let options = Options { chunk, ..options.clone() };
+                chunk < 2 * options.context && self.activation_bytes(&options) <= share
+            };
+            let chunks = CHUNKS.iter();
+            options.chunk = chunks.clone().find(fits).copied().unwrap_or(CHUNKS[CHUNKS.len() - 1]);
+        }
+        let mut rows = self.fixed_rows(&options)?;
+        let fixed: u64 = rows.iter().map(|row| row.bytes).sum();
+        let left = self.budget_bytes.saturating_sub(fixed);
+        let slots = match (self.request.expert_slots, self.request.expert_cache_bytes) {
+            (Some(count), _) => Some(geometry.with_total(count)?),
+            (None, Some(bytes)) => {
+                Some(geometry.fit(bytes).ok_or_else(|| too_few(geometry, bytes))?)
+            }
+            (None, None) => geometry.fit(left),
+        };
+        let bytes = slots.as_ref().map_or(geometry.least_bytes(), |slots| slots.bytes);
+        let note = match &slots {
+            Some(slots) => format!(
+                "{} kept of {}, {} for prompts",
+                slots.kept(),
+                geometry.experts(),
+                slots.staging()
+            ),
+            None => "one token's of one layer".to_owned(),
+        };
+        rows.insert(1, Row { name: "expert slots", bytes, note });
+        options.slots = Some(slots.unwrap_or(Slots { lists: Vec::new(), bytes }));
+        self.plan(rows, Some(geometry), options)
+    }
+
+    /// All but the experts.
+    fn fixed_rows(&self, options: &Options) -> Result<Vec<Row>> {
+        let layout = self.spec.layout()?;
+        let state = layout.memory_bytes(options.kv, &capacity(options)) as u64;
         let recurrent = (layout.recurrent_bytes() * options.sequences) as u64;
         let kv = state.saturating_sub(recurrent);
-        // Quantised copies of the activations and thread-local buffers come to about the arena again.
-        let arena = 2 * 4 * arena_floats(spec, &options) as u64;
         let per_token = layout.kv_bytes_per_token(options.kv);
         let mut rows = vec![Row {
             name: "weights every token uses",
-            bytes: resident,
-            note: format!("{} layers", spec.layers.len()),
+            bytes: self.spec.resident_bytes(),
+            note: format!("{} layers", self.spec.layers.len()),
         }];
-        if let Some((_, moe)) = spec.moe_layers().next() {
-            rows.push(Row {
-                name: "routed experts",
-                bytes: experts,
-                note: format!(
-                    "{} layers × {} experts, {} a token",
-                    spec.moe_layers().count(),
-                    moe.experts.experts(),
-                    moe.experts_per_token
-                ),
-            });
-        }
         if per_token > 0 {
             let note = format!("{} positions, {per_token} bytes each", options.context);
             rows.push(Row { name: "keys and values", bytes: kv, note });
@@ -136,35 +276,117 @@ impl Plan {
             rows.push(Row { name: "recurrent state", bytes: recurrent, note });
         }
         let note = format!("prefill {} tokens at a time", options.chunk);
-        rows.push(Row { name: "activations", bytes: arena, note });
+        rows.push(Row { name: "activations", bytes: self.activation_bytes(options), note });
         let note = "tokenizer, threads, program".to_string();
         rows.push(Row { name: "program", bytes: PROGRAM_BYTES, note });
+        Ok(rows)
+    }
+
+    fn activation_bytes(&self, options: &Options) -> u64 {
+        4 * arena_floats(self.spec, options) as u64 + scratch_bytes(self.spec, options)
+    }
+
+    fn plan(&self, rows: Vec<Row>, geometry: Option<&Geometry>, options: Options) -> Result<Plan> {
+        let experts = self.spec.expert_bytes();
         let total_bytes = rows.iter().map(|row| row.bytes).sum::<u64>();
-        let over = total_bytes.saturating_sub(budget_bytes);
-        let fits = over == 0;
-        let mut hints = Vec::new();
-        if !fits && kv > 0 && over < kv && options.context > 512 {
-            let spare = kv - over;
-            let context = (spare as usize / per_token.max(1) / 64 * 64).max(64);
-            hints.push(format!("--context {context} would fit"));
-        }
-        if !fits {
-            hints.push(format!("--memory {} would fit", round_up(total_bytes)));
-        }
+        let fits = total_bytes <= self.budget_bytes;
+        let streaming = match (geometry, &options.slots) {
+            (Some(geometry), Some(slots)) => Some(self.expect(geometry, slots)),
+            _ => None,
+        };
+        let in_memory = match &options.slots {
+            Some(slots) => slots.bytes.min(experts),
+            None => experts,
+        };
+        let hints = if fits { Vec::new() } else { self.hints(&rows, total_bytes, &options)? };
         Ok(Plan {
             rows,
             total_bytes,
-            budget_bytes,
+            budget_bytes: self.budget_bytes,
             fits,
             expert_bytes: experts,
-            would_stream_bytes: over.min(experts),
-            bytes_per_token: spec.bytes_per_token(),
+            would_stream_bytes: experts - in_memory,
+            streaming,
+            bytes_per_token: self.spec.bytes_per_token(),
             context: options.context,
-            model_context: spec.context,
+            model_context: self.spec.context,
             hints,
             options,
         })
     }
+
+    fn expect(&self, geometry: &Geometry, slots: &Slots) -> StreamPlan {
+        let experts = geometry.experts().max(1) as f64;
+        let kept_share = slots.kept() as f64 / experts;
+        let working_set = geometry.experts_per_token() as f64 / experts;
+        let even = if kept_share < working_set { 0.0 } else { kept_share };
+        let hit_rate = [even, streaming::published_hit_rate(kept_share, working_set)];
+        let all: u64 = geometry
+            .classes()
+            .iter()
+            .map(|class| class.expert_bytes * (class.layers * class.experts_per_token) as u64)
+            .sum();
+        StreamPlan {
+            slots: slots.kept(),
+            staging_slots: slots.staging(),
+            kept_share,
+            hit_rate,
+            read_bytes_per_token: hit_rate.map(|rate| ((1.0 - rate) * all as f64) as u64),
+        }
+    }
+
+    /// What would make it run, each for itself.
+    fn hints(&self, rows: &[Row], total_bytes: u64, options: &Options) -> Result<Vec<String>> {
+        let mut hints = Vec::new();
+        let over = total_bytes - self.budget_bytes;
+        let per_position = self.spec.layout()?.kv_bytes_per_token(options.kv) * options.sequences;
+        let kv = rows.iter().find(|row| row.name == "keys and values").map_or(0, |row| row.bytes);
+        let context = kv.saturating_sub(over) as usize / per_position.max(1) / 64 * 64;
+        if context > 0 && options.context > 512 {
+            hints.push(format!("--context {context} would fit"));
+        }
+        hints.push(format!("--memory {} would fit", round_up(total_bytes)));
+        let Some(geometry) = &self.geometry else { return Ok(hints) };
+        // What everything but the experts leaves.
+        let experts = options.slots.as_ref().map_or(self.spec.expert_bytes(), |slots| slots.bytes);
+        let left = self.budget_bytes.saturating_sub(total_bytes - experts);
+        match &options.slots {
+            None if left >= geometry.least_bytes() => {
+                hints.push("--stream-experts auto would read experts from the disk".to_owned());
+            }
+            None => {}
+            // They were asked for.
+            Some(slots) if !slots.lists.is_empty() => {
+                let mega = left >> 20;
+                if geometry.fit(mega << 20).is_some() {
+                    hints.push(format!("--expert-cache {mega}M would fit"));
+                }
+            }
+            // Not even a token's experts of a layer: each class of experts needs its own.
+            Some(_) => {
+                let classes = geometry.classes().iter();
+                let most = classes.clone().map(|class| class.experts_per_token).max().unwrap_or(0);
+                let each: u64 = classes.map(|class| class.slot_bytes as u64).sum();
+                let fewer = (most as u64).saturating_sub(over.div_ceil(each.max(1)));
+                if fewer > 0 {
+                    hints.push(format!(
+                        "--experts-per-token {fewer} would fit, and change what the model says"
+                    ));
+                }
+            }
+        }
+        Ok(hints)
+    }
+}
+
+/// Memory for experts that holds not even one token's of one layer.
+fn too_few(geometry: &Geometry, bytes: u64) -> experts::Error {
+    let classes = geometry.classes().iter();
+    let largest = classes.clone().map(|class| class.slot_bytes as u64).max().unwrap_or(1);
+    let needed = classes.map(|class| class.experts_per_token).sum::<usize>();
+    // By count alone it may look enough, if sizes differ.
+    let slots = ((bytes / largest) as usize).min(needed.saturating_sub(1));
+    experts::Error::TooFewSlots { slots, needed }
 }
 
 /// A size a person would type.

@@ -1,20 +1,56 @@
 //! A loaded model with its memory: turns token rows into logits.
 
+use std::sync::Arc;
+
 use checkpoint::Checkpoint;
-use compute::{CpuBackend, ExpertBank, Step};
-use model::{Batch, Decoder, DecoderSpec, Logits, Progress, SegmentKind};
+use compute::{CpuBackend, ExpertBank, ResidentBank, Step};
+use experts::{Device, StreamedBank};
+use model::{Batch, Caching, Decoder, DecoderSpec, Logits, Progress, Segment, SegmentKind};
 use state::{Capacity, Memory, Sequence};
 
-use crate::{Error, Options, Result};
+use experts::reader::Method;
+
+use crate::{Error, Options, Result, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
 pub(crate) const LOGIT_ROWS: usize = 64;
+
+/// What a compute thread keeps: gate, up and hidden values of 512 rows of an expert, tiles, a block of keys.
+const THREAD_BYTES: usize = 12 << 20;
+
+/// Where the experts are.
+#[allow(clippy::large_enum_variant, reason = "one a model")]
+enum Bank {
+    /// The model has none.
+    None,
+    Resident(ResidentBank),
+    Streamed(StreamedBank),
+}
+
+impl Bank {
+    fn get(&self) -> Option<&dyn ExpertBank> {
+        match self {
+            Bank::None => None,
+            Bank::Resident(bank) => Some(bank),
+            Bank::Streamed(bank) => Some(bank),
+        }
+    }
+}
+
+/// A sequence of a batch that cannot go on.
+#[derive(Debug)]
+pub struct SequenceFailure {
+    /// Its index in the call.
+    pub sequence: usize,
+    /// Why.
+    pub error: Error,
+}
 
 /// A model that can run batches.
 pub struct Runner {
     spec: DecoderSpec,
     decoder: Decoder,
-    bank: Option<Box<dyn ExpertBank>>,
+    bank: Bank,
     memory: Memory,
     backend: CpuBackend,
     options: Options,
@@ -41,21 +77,47 @@ impl Runner {
         if !machine::cpu::supports(options.isa) {
             return Err(Error::Isa { isa: options.isa });
         }
+        let device = match &options.slots {
+            Some(_) => Some(streaming::open(checkpoint, &spec, options.reading.as_ref())?),
+            None => None,
+        };
+        Runner::load_from(checkpoint, spec, options, device, progress)
+    }
+
+    /// The same with a device and a way to read experts from it that somebody else has chosen.
+    pub fn load_from(
+        checkpoint: &Checkpoint,
+        spec: DecoderSpec,
+        options: &Options,
+        device: Option<(Arc<dyn Device>, Method)>,
+        progress: Progress<'_>,
+    ) -> Result<Runner> {
         let (resident, experts) = (spec.resident_bytes(), spec.expert_bytes());
-        let all = resident + experts;
-        let decoder = Decoder::load(checkpoint, &spec, &|done, _| progress(done, all))?;
-        let bank =
-            model::resident_bank(checkpoint, &spec, &|done, _| progress(resident + done, all))?;
+        // What is read now is not read again, and the memory is spoken for.
+        let caching = if device.is_some() { Caching::Forget } else { Caching::Keep };
+        let all = if device.is_some() { resident } else { resident + experts };
+        let decoder = Decoder::load(checkpoint, &spec, caching, &|done, _| progress(done, all))?;
+        let bank = match (device, &options.slots) {
+            (Some((device, method)), Some(slots)) => {
+                Bank::Streamed(streaming::bank(&spec, slots, device, method, options)?)
+            }
+            _ => {
+                let progress = |done, _| progress(resident + done, all);
+                model::resident_bank(checkpoint, &spec, &progress)?
+                    .map_or(Bank::None, Bank::Resident)
+            }
+        };
         let memory = Memory::new(&spec.layout()?, options.kv, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
-        Ok(Runner {
-            spec,
-            decoder,
-            bank: bank.map(|bank| Box::new(bank) as Box<dyn ExpertBank>),
-            memory,
-            backend,
-            options: *options,
-        })
+        Ok(Runner { spec, decoder, bank, memory, backend, options: options.clone() })
+    }
+
+    /// The bank of a model whose experts are read when they are wanted.
+    pub fn streamed(&self) -> Option<&StreamedBank> {
+        match &self.bank {
+            Bank::Streamed(bank) => Some(bank),
+            Bank::Resident(_) | Bank::None => None,
+        }
     }
 
     /// What the model is made of.
@@ -73,33 +135,52 @@ impl Runner {
         Ok(self.memory.sequence()?)
     }
 
-    /// Runs a batch and hands each wanted row of logits to `row`, in order. The sequences advance.
+    /// Runs a batch and hands each wanted row of logits to `row`, in order. The sequences advance. Those
+    /// in the answer could not be computed: their rows are left out, and they are good for nothing more.
     pub fn forward(
         &mut self,
         batch: &Batch,
         sequences: &mut [&mut Sequence],
         mut row: impl FnMut(usize, &[f32]),
-    ) -> Result<()> {
+    ) -> Result<Vec<SequenceFailure>> {
         self.check(batch, sequences)?;
         for segment in &batch.segments {
             self.memory.prepare(sequences[segment.sequence], segment.count)?;
         }
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let mut step = self.backend.begin();
-        let bank = self.bank.as_deref();
-        let output = self.decoder.forward(&mut step, batch, bank, &mut self.memory, &shared)?;
+        let bank = self.bank.get();
+        let output = self.decoder.forward(&mut step, batch, bank, &mut self.memory, &shared);
         let fence = step.submit();
+        let failed_rows = step.failures();
+        let failed = |row: usize| failed_rows.iter().find(|failure| failure.row == row);
+        let failure =
+            |segment: &Segment| (segment.row..segment.row + segment.count).find_map(failed);
         if let Some(logits) = output.logits {
+            let spoiled: Vec<bool> = batch
+                .segments
+                .iter()
+                .flat_map(|segment| {
+                    std::iter::repeat_n(failure(segment).is_some(), segment.logit_rows().len())
+                })
+                .collect();
             let values = step.read(&fence, logits);
             for (index, values) in values.chunks_exact(logits.cols()).enumerate() {
-                row(index, values);
+                if !spoiled[index] {
+                    row(index, values);
+                }
             }
         }
+        let mut failures = Vec::new();
         for segment in &batch.segments {
             sequences[segment.sequence].advance(segment.count);
             sequences[segment.sequence].release_windows(0);
+            if let Some(failure) = failure(segment) {
+                let error = Error::Expert(Arc::clone(&failure.error));
+                failures.push(SequenceFailure { sequence: segment.sequence, error });
+            }
         }
-        Ok(())
+        Ok(failures)
     }
 
     fn check(&self, batch: &Batch, sequences: &[&mut Sequence]) -> Result<()> {
@@ -139,7 +220,11 @@ impl Runner {
             let part = &tokens[done..done + count];
             batch.push(0, sequence.len(), part, SegmentKind::Prefill, wanted);
             let base = if wanted == Logits::All { done } else { tokens.len() - 1 };
-            self.forward(&batch, &mut [sequence], |index, values| row(base + index, values))?;
+            let failures =
+                self.forward(&batch, &mut [sequence], |index, values| row(base + index, values))?;
+            if let Some(failure) = failures.into_iter().next() {
+                return Err(failure.error);
+            }
             done += count;
         }
         Ok(())
@@ -172,4 +257,11 @@ pub(crate) fn arena_floats(spec: &DecoderSpec, options: &Options) -> usize {
     let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
     let logit_rows = LOGIT_ROWS.max(options.sequences);
     rows * spec.activation_floats() + logit_rows * (spec.vocab + 2 * spec.hidden) + 4096
+}
+
+/// Bytes of the kernels' own buffers in the largest step: quantised copies of the activations, and what
+/// each thread keeps for one expert.
+pub(crate) fn scratch_bytes(spec: &DecoderSpec, options: &Options) -> u64 {
+    let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
+    (rows * spec.quantised_bytes() + options.threads * THREAD_BYTES) as u64
 }

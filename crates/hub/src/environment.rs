@@ -36,17 +36,21 @@ impl Environment {
         }
     }
 
+    /// The user's cache of everything: `XDG_CACHE_HOME`, or `.cache` in the home folder.
+    pub fn user_cache(&self) -> Option<PathBuf> {
+        let in_home = || Some(self.home.as_ref()?.join(".cache"));
+        self.xdg_cache_home.as_ref().map(|path| self.expand(path)).or_else(in_home)
+    }
+
     /// The folders that hold cached models, in the order they are searched. One at most today; a list, because
     /// every error names all places that were looked at.
     pub fn cache_folders(&self) -> Vec<PathBuf> {
-        let in_home = || Some(self.home.as_ref()?.join(".cache"));
         let folder = if let Some(cache) = &self.hf_hub_cache {
             Some(self.expand(cache))
         } else if let Some(home) = &self.hf_home {
             Some(self.expand(home).join("hub"))
         } else {
-            let cache = self.xdg_cache_home.as_ref().map(|path| self.expand(path)).or_else(in_home);
-            cache.map(|cache| cache.join("huggingface").join("hub"))
+            self.user_cache().map(|cache| cache.join("huggingface").join("hub"))
         };
         folder.into_iter().collect()
     }

@@ -3,6 +3,7 @@
 //! Best effort: layered file systems (overlay, network, encrypted) hide their device, and then the fields
 //! are `None`. Nothing here measures speed; `bench` and the expert reader's own probe do that.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -43,6 +44,14 @@ impl Disk {
         Ok(disk)
     }
 
+    /// Describes the disk that a file at `path` would be written to, with the folder that is there already.
+    pub fn to_hold(path: &Path) -> Result<(PathBuf, Disk)> {
+        let existing = path.ancestors().find(|path| path.exists()).unwrap_or(Path::new(""));
+        // A relative path without folders has "" as its last ancestor.
+        let existing = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
+        Ok((existing.to_owned(), Disk::of(existing)?))
+    }
+
     /// What the mount table and `/sys` below `root` say of `path`, an absolute path without links.
     fn of_mounted(root: &Path, path: &Path) -> Disk {
         let mounts = procfs::mounts(root);
@@ -67,6 +76,16 @@ impl Disk {
         }
         disk
     }
+}
+
+/// Forgets what the page cache holds of a file, so that the next read asks the disk. Only pages that are
+/// written already can be forgotten: synchronise first. Where the system has no such call, nothing happens.
+pub fn forget_cached(file: &File) -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
+    Ok(())
 }
 
 /// The `/sys` folder of the whole disk: the one with a `queue`. A partition's folder lies inside it.
@@ -164,6 +183,26 @@ mod tests {
     fn a_missing_path_is_an_error() {
         let error = Disk::of(Path::new("/nonexistent/model")).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/model"), "{error}");
+    }
+
+    #[test]
+    fn a_path_that_is_not_there_yet_lies_on_the_disk_of_its_nearest_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let (existing, disk) = Disk::to_hold(&folder.path().join("a/b/c")).unwrap();
+        assert_eq!(existing, folder.path());
+        assert_eq!(disk.mount_point, Disk::of(folder.path()).unwrap().mount_point);
+        assert_eq!(Disk::to_hold(Path::new("nowhere-yet")).unwrap().0, Path::new("."));
+    }
+
+    #[test]
+    fn a_forgotten_file_is_still_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"content").unwrap();
+        let file = File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        forget_cached(&file).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"content");
     }
 
     #[cfg(unix)]

@@ -70,14 +70,18 @@ impl Batch {
 
     /// Rows whose logits are wanted, in order.
     pub fn logit_rows(&self) -> Vec<usize> {
-        let mut rows = Vec::new();
-        for segment in &self.segments {
-            match segment.logits {
-                Logits::None => {}
-                Logits::Last => rows.push(segment.row + segment.count - 1),
-                Logits::All => rows.extend(segment.row..segment.row + segment.count),
-            }
+        self.segments.iter().flat_map(Segment::logit_rows).collect()
+    }
+}
+
+impl Segment {
+    /// Its rows whose logits are wanted.
+    pub fn logit_rows(&self) -> std::ops::Range<usize> {
+        let end = self.row + self.count;
+        match self.logits {
+            Logits::None => end..end,
+            Logits::Last => end - 1..end,
+            Logits::All => self.row..end,
         }
-        rows
     }
 }

@@ -11,8 +11,11 @@ use checkpoint::Checkpoint;
 
 use crate::Result;
 use crate::batch::Batch;
-use crate::load::{Loader, Progress};
+use crate::load::{Caching, Loader, Progress};
 use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+
+/// Rows that a guess of a layer's routing is made from.
+const GUESSED_ROWS: usize = 64;
 
 /// A loaded model, its routed experts excepted: those come from an [`ExpertBank`].
 #[derive(Debug)]
@@ -109,9 +112,10 @@ impl Decoder {
     pub fn load(
         checkpoint: &Checkpoint,
         spec: &DecoderSpec,
+        caching: Caching,
         progress: Progress<'_>,
     ) -> Result<Decoder> {
-        let loader = Loader::new(checkpoint, spec.resident_bytes(), progress);
+        let loader = Loader::new(checkpoint, spec.resident_bytes(), progress, caching);
         Ok(Decoder {
             eps: spec.eps,
             embed: loader.linear(&spec.embed)?,
@@ -130,10 +134,15 @@ impl Decoder {
         bank: Option<&dyn ExpertBank>,
         memory: &mut Memory,
         sequences: &[&Sequence],
-    ) -> Result<Output> {
+    ) -> Output {
         let mut taps = Vec::new();
         let h = step.embed(&self.embed.weight, &batch.rows);
         for (index, layer) in self.layers.iter().enumerate() {
+            if let (Some(bank), FeedForward::Moe(moe)) = (bank, &layer.feed_forward)
+                && bank.looks_ahead()
+            {
+                self.look_ahead(step, h, index, layer, moe, bank);
+            }
             let mark = step.mark();
             // What happened before, in attention or recurrent state.
             let x = step.norm(h, &layer.input_norm, self.eps);
@@ -144,9 +153,11 @@ impl Decoder {
                 Mixer::Delta(d) => d.forward(step, x, self.eps, index, batch, memory, sequences),
             };
             step.add(h, y);
+            step.release(mark);
             // What each token makes of it.
+            let mark = step.mark();
             let x = step.norm(h, &layer.post_norm, self.eps);
-            let y = layer.feed_forward.forward(step, x, index, bank)?;
+            let y = layer.feed_forward.forward(step, x, index, bank);
             step.add(h, y);
             step.release(mark);
             if batch.taps.contains(&index) {
@@ -156,13 +167,38 @@ impl Decoder {
         }
         let rows = batch.logit_rows();
         if rows.is_empty() {
-            return Ok(Output { logits: None, taps });
+            return Output { logits: None, taps };
         }
         let h = step.select(h, &rows);
         let h = step.norm(h, &self.norm, self.eps);
         let head = self.head.as_ref().unwrap_or(&self.embed);
         let logits = step.matmul(h, &[head]).remove(0);
-        Ok(Output { logits: Some(logits), taps })
+        Output { logits: Some(logits), taps }
+    }
+}
+
+impl Decoder {
+    /// Asks a layer's router before its mixer has run: it mostly wants the same, and a bank that reads
+    /// from a disk can begin.
+    fn look_ahead(
+        &self,
+        step: &mut dyn Step,
+        h: Tensor,
+        index: usize,
+        layer: &Layer,
+        moe: &Moe,
+        bank: &dyn ExpertBank,
+    ) {
+        let mark = step.mark();
+        // Some rows of a prompt tell which experts it will surely want.
+        let stride = h.rows().div_ceil(GUESSED_ROWS);
+        let rows: Vec<usize> = (0..h.rows()).step_by(stride).collect();
+        let some = if stride > 1 { step.select(h, &rows) } else { h };
+        let x = step.norm(some, &layer.post_norm, self.eps);
+        let logits = step.matmul(x, &[&moe.router]).remove(0);
+        let routing = step.route(logits, moe.experts_per_token, moe.scheme);
+        step.expect(index, routing, bank);
+        step.release(mark);
     }
 }
 
@@ -263,12 +299,12 @@ impl FeedForward {
         x: Tensor,
         layer: usize,
         bank: Option<&dyn ExpertBank>,
-    ) -> Result<Tensor> {
+    ) -> Tensor {
         let moe = match self {
             FeedForward::Dense(dense) => {
                 let projected = step.matmul(x, &[&dense.gate, &dense.up]);
                 let hidden = step.glu(projected[0], projected[1], Activation::SwiGlu);
-                return Ok(step.matmul(hidden, &[&dense.down]).remove(0));
+                return step.matmul(hidden, &[&dense.down]).remove(0);
             }
             FeedForward::Moe(moe) => moe,
         };
@@ -284,7 +320,7 @@ impl FeedForward {
             gate: logits.get(1).copied(),
         });
         let bank = bank.expect("a model with experts is given a bank");
-        Ok(step.moe(layer, x, routing, bank, shared)?)
+        step.moe(layer, x, routing, bank, shared)
     }
 }
 

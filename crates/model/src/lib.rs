@@ -19,7 +19,7 @@ mod tensors;
 pub use batch::{Batch, Logits, Segment, SegmentKind};
 pub use decoder::{Decoder, Output};
 pub use error::{Error, Result};
-pub use load::{Progress, resident_bank};
+pub use load::{Caching, Progress, resident_bank};
 pub use spec::{
     AttentionSpec, DecoderSpec, DeltaSpec, FeedForwardSpec, LayerSpec, LinearSpec, MixerSpec,
     MoeSpec, SharedSpec, VectorSpec,

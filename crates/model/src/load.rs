@@ -18,6 +18,16 @@ pub(crate) struct Loader<'a> {
     total_bytes: u64,
     loaded_bytes: AtomicU64,
     progress: Progress<'a>,
+    caching: Caching,
+}
+
+/// What loading leaves behind in the system's page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// The files, so that the next start is quick.
+    Keep,
+    /// Next to nothing: the memory is needed for something else.
+    Forget,
 }
 
 impl<'a> Loader<'a> {
@@ -25,8 +35,17 @@ impl<'a> Loader<'a> {
         checkpoint: &'a Checkpoint,
         total_bytes: u64,
         progress: Progress<'a>,
+        caching: Caching,
     ) -> Self {
-        Loader { checkpoint, total_bytes, loaded_bytes: AtomicU64::new(0), progress }
+        Loader { checkpoint, total_bytes, loaded_bytes: AtomicU64::new(0), progress, caching }
+    }
+
+    fn read_span(&self, span: Span, out: &mut [u8]) -> Result<()> {
+        if self.caching == Caching::Keep {
+            return Ok(self.checkpoint.read_span(span, out)?);
+        }
+        self.checkpoint.read_span_uncached(span, out)?;
+        Ok(())
     }
 
     /// A vector as f32.
@@ -76,7 +95,7 @@ impl<'a> Loader<'a> {
             let mut at = 0;
             for span in slices.iter().filter_map(span_of) {
                 let len = span.len_bytes as usize;
-                self.checkpoint.read_span(span, &mut part[at..at + len])?;
+                self.read_span(span, &mut part[at..at + len])?;
                 self.count(span.len_bytes);
                 at += len;
             }
@@ -97,18 +116,12 @@ pub fn resident_bank(
     progress: Progress<'_>,
 ) -> Result<Option<ResidentBank>> {
     let Some((_, first)) = spec.moe_layers().next() else { return Ok(None) };
-    let loader = Loader::new(checkpoint, spec.expert_bytes(), progress);
+    let loader = Loader::new(checkpoint, spec.expert_bytes(), progress, Caching::Keep);
     let mut layers: Vec<Vec<[Weight; 3]>> = (0..spec.layers.len()).map(|_| Vec::new()).collect();
     for (layer, moe) in spec.moe_layers() {
         let layout = &moe.experts;
-        let shape = |projection| match projection {
-            Projection::Down => (spec.hidden, moe.intermediate),
-            Projection::Gate | Projection::Up => (moe.intermediate, spec.hidden),
-        };
-        let sizes = Projection::ALL.map(|projection| {
-            let (rows, cols) = shape(projection);
-            encoding(layout.encoding(projection)).matrix_bytes(rows, cols)
-        });
+        let shapes = moe.shapes(spec.hidden);
+        let sizes = shapes.map(|(rows, cols, encoding)| encoding.matrix_bytes(rows, cols));
         let record: usize = sizes.iter().sum();
         let mut memory = weight_memory(record * layout.experts())?;
         let records: Vec<&mut [u8]> =
@@ -126,13 +139,9 @@ pub fn resident_bank(
         layers[layer] = (0..layout.experts())
             .map(|expert| {
                 let mut at = expert * record;
-                let mut index = 0;
-                Projection::ALL.map(|projection| {
-                    let (rows, cols) = shape(projection);
-                    let encoding = encoding(layout.encoding(projection));
+                shapes.map(|(rows, cols, encoding)| {
                     let weight = Weight::new(Arc::clone(&memory), at, rows, cols, encoding);
-                    at += sizes[index];
-                    index += 1;
+                    at += encoding.matrix_bytes(rows, cols);
                     weight
                 })
             })
@@ -171,7 +180,7 @@ fn parallel<T: Send>(items: Vec<T>, f: impl Fn(usize, T) -> Result<()> + Sync) -
 }
 
 /// The kernels' word for a stored encoding.
-fn encoding(stored: Stored) -> Encoding {
+pub(crate) fn encoding(stored: Stored) -> Encoding {
     match stored {
         Stored::F32 => Encoding::Dense(Float::F32),
         Stored::F16 => Encoding::Dense(Float::F16),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use checkpoint::{ExpertLayout, LinearSlice, Tensor};
+use checkpoint::{ExpertLayout, LinearSlice, Projection, Tensor};
 use compute::{Activation, Rope, RoutingScheme};
 use state::{LayerKind, Layout};
 
@@ -212,7 +212,29 @@ pub struct VectorSpec {
     pub plus: f32,
 }
 
+impl MoeSpec {
+    /// Gate, up and down of an expert: output features, input features, encoding.
+    pub fn shapes(&self, hidden: usize) -> [(usize, usize, compute::Encoding); 3] {
+        Projection::ALL.map(|projection| {
+            let encoding = crate::load::encoding(self.experts.encoding(projection));
+            match projection {
+                Projection::Down => (hidden, self.intermediate, encoding),
+                Projection::Gate | Projection::Up => (self.intermediate, hidden, encoding),
+            }
+        })
+    }
+}
+
 impl DecoderSpec {
+    /// Makes each token use at most this many experts of a layer. Changes what the model says.
+    pub fn limit_experts_per_token(&mut self, most: usize) {
+        for layer in &mut self.layers {
+            if let FeedForwardSpec::Moe(moe) = &mut layer.feed_forward {
+                moe.experts_per_token = moe.experts_per_token.min(most.max(1));
+            }
+        }
+    }
+
     /// What a sequence remembers, layer by layer.
     pub fn layout(&self) -> Result<Layout> {
         let kind = |layer: &LayerSpec| match &layer.mixer {
@@ -277,18 +299,42 @@ impl DecoderSpec {
         (all, active)
     }
 
-    /// Floats of activations one row needs at most, for the arena.
+    /// Floats of activations one row needs at most, for the arena: the residual stream, and the tensors
+    /// that live together in the widest half of a layer.
     pub fn activation_floats(&self) -> usize {
         let layer = |layer: &LayerSpec| {
-            let outputs: usize = layer.linears().iter().map(|l| l.rows()).sum();
-            let experts = match &layer.feed_forward {
-                FeedForwardSpec::Moe(moe) => (moe.experts_per_token + 3) * self.hidden,
-                FeedForwardSpec::Dense { gate, .. } => gate.rows(),
+            let mixer = match &layer.mixer {
+                MixerSpec::Attention(a) => {
+                    let (q, inner) = (a.q.rows(), a.heads * a.head_dim);
+                    // Queries and gates are split; heads come out, and again times their gates.
+                    let split = if a.gated { q + inner } else { 0 };
+                    q + a.k.rows() + a.v.rows() + split + inner
+                }
+                MixerSpec::Delta(d) => {
+                    let projected = d.qkv.rows() + d.z.rows() + d.a.rows() + d.b.rows();
+                    // The output, the convolved input with the gates, the normed output.
+                    projected + 2 * d.z.rows() + d.qkv.rows() + 2 * d.value_heads
+                }
             };
-            // Queries and gates are split, values normed: at most twice the projections.
-            2 * outputs + experts + 6 * self.hidden
+            let feed_forward = match &layer.feed_forward {
+                FeedForwardSpec::Moe(moe) => {
+                    moe.router.rows() + 1 + (moe.experts_per_token + 1) * self.hidden
+                }
+                FeedForwardSpec::Dense { gate, .. } => 3 * gate.rows(),
+            };
+            mixer.max(feed_forward)
         };
-        self.layers.iter().map(layer).max().unwrap_or(0) + 4 * self.hidden
+        // Besides: the stream itself, the normed input and the output; each tensor starts on a line.
+        self.layers.iter().map(layer).max().unwrap_or(0) + 3 * self.hidden + 16 * 16
+    }
+
+    /// Bytes of quantised copies of the activations that one row needs at most.
+    pub fn quantised_bytes(&self) -> usize {
+        let inputs = self.layers.iter().flat_map(LayerSpec::linears);
+        let widest = inputs.map(|linear| linear.slices[0].in_features).max().unwrap_or(0);
+        // Integers, two planes of bytes in two orders, scales and sums: six and a half bytes a value; tiles
+        // take two and a half. One copy for projections, one for experts.
+        9 * widest + 9 * self.hidden
     }
 }
 

@@ -12,7 +12,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("machine", &[]),
     ("checkpoint", &["machine"]),
     ("compute", &["machine"]),
-    ("experts", &["checkpoint", "compute"]),
+    ("experts", &["machine", "checkpoint", "compute"]),
     ("state", &["compute"]),
     ("text", &[]),
     ("model", &["checkpoint", "compute", "state"]),

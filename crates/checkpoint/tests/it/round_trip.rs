@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use checkpoint::write::{Declaration, SafetensorsWriter};
+use checkpoint::write::{Declaration, SafetensorsWriter, header};
 use checkpoint::{Checkpoint, Dtype};
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -150,5 +150,18 @@ fn data_begins_at_a_multiple_of_eight() {
     for len in 1..10 {
         let model = counted_file(&[declare(&"n".repeat(len), Dtype::U8, &[1])]);
         assert_eq!(model.len() % 8, 1);
+    }
+}
+
+#[test]
+fn data_begins_where_it_is_asked_to() {
+    let tensors = [declare("a", Dtype::U8, &[5]), declare("padding", Dtype::U8, &[4091])];
+    for alignment in [8, 64, 4096] {
+        let mut file = header(&tensors, &BTreeMap::new(), alignment).unwrap();
+        assert_eq!(file.len() as u64 % alignment, 0);
+        file.extend([7; 4096]);
+        SafeTensors::deserialize(&file).unwrap();
+        let checkpoint = open(&file);
+        assert_eq!(checkpoint.tensor("a").unwrap().offset % alignment, 0);
     }
 }

@@ -47,6 +47,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_REPEAT", default_value = "3",
           value_parser = super::at_least_one)]
     pub(crate) repeat: usize,
+    /// Write a trace of the last run's reads and computations, for chrome://tracing or ui.perfetto.dev
+    #[arg(long, value_name = "FILE", env = "MILLSTREAM_TRACE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) trace: Option<PathBuf>,
     /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
@@ -99,6 +102,9 @@ pub(crate) struct SynthArgs {
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GROUP", default_value = "32",
           value_parser = group_parser())]
     pub(crate) group: usize,
+    /// How evenly tokens choose among the experts
+    #[arg(long, value_enum, default_value_t = SynthRouter::Uniform, env = "MILLSTREAM_ROUTER")]
+    pub(crate) router: SynthRouter,
     /// The same seed gives the same weights
     #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_SEED", default_value_t = 1)]
     pub(crate) seed: u64,
@@ -114,6 +120,15 @@ pub(crate) enum SynthFormat {
     Mlx,
     /// One GGUF file: Q4_1.
     Gguf,
+}
+
+/// How the experts of a `synth` model are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SynthRouter {
+    /// All alike: a cache hits as often as it is large, the worst case.
+    Uniform,
+    /// Some far more than others, so that a cache hits as often as published for real models.
+    Tuned,
 }
 
 fn group_parser() -> impl clap::builder::TypedValueParser<Value = usize> {

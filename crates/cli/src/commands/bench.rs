@@ -1,5 +1,7 @@
 //! `millstream bench`: prefill and decode speed at several context lengths, against the memory's own.
 
+mod streaming;
+
 use std::time::Instant;
 
 use anyhow::Result;
@@ -11,8 +13,9 @@ use serde::Serialize;
 use super::logits::argmax;
 use crate::args::BenchArgs;
 use crate::console::{Align, print_json, table};
-use crate::invocation::Invocation;
+use crate::invocation::{self, Invocation};
 use crate::size;
+use streaming::{REHEARSAL, Stopped, StreamedRun, Watch};
 
 /// Tokens decoded before the clock starts, so that buffers have their size and threads are awake.
 const WARM_UP: usize = 2;
@@ -41,34 +44,38 @@ struct Run {
     /// Share of the plain read's bandwidth that decoding reaches.
     bandwidth_share: f64,
     peak_bytes: u64,
+    /// If experts came from the disk.
+    #[serde(flatten)]
+    streamed: Option<StreamedRun>,
 }
 
 pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
     let model = invocation.open(&args.model)?;
-    let longest = args.prompt_tokens.iter().max().copied().unwrap_or(0) + args.gen_tokens + WARM_UP;
-    let mut plan = invocation.plan(&model)?;
-    plan.options.context = longest.next_multiple_of(64).max(plan.options.context.min(longest));
+    let longest = args.prompt_tokens.iter().max().copied().unwrap_or(0) + args.gen_tokens;
+    let plan = invocation.plan_for(&model, longest + WARM_UP + REHEARSAL)?;
     let facts = Facts::gather();
-    let mut runner = invocation.load_with(&model, &plan.options)?;
-    let threads = plan.options.threads;
+    let (threads, isa) = (plan.options.threads, plan.options.isa);
+    let mut runner = invocation.load_planned(&model, plan)?;
     let mut runs = Vec::new();
     for &prompt_tokens in &args.prompt_tokens {
         let mut best: Option<Run> = None;
         for _ in 0..args.repeat {
-            let run = measure(&mut runner, prompt_tokens, args.gen_tokens)?;
+            let run = measure(&mut runner, prompt_tokens, args)?;
             best = Some(match best {
                 None => run,
-                Some(best) => Run {
-                    prefill_tok_s: best.prefill_tok_s.max(run.prefill_tok_s),
-                    decode_tok_s: best.decode_tok_s.max(run.decode_tok_s),
-                    ..run
-                },
+                Some(best) => {
+                    let prefill_tok_s = best.prefill_tok_s.max(run.prefill_tok_s);
+                    let faster = if run.decode_tok_s > best.decode_tok_s { run } else { best };
+                    Run { prefill_tok_s, ..faster }
+                }
             });
         }
         runs.extend(best);
     }
-    // After the runs, so that the buffer of the plain read is not in their peak. Neighbours on the
-    // machine come and go: the ceiling is the better of two.
+    invocation::finish(&runner)?;
+    // After the runs and without the model, so that the buffer of the plain read finds room and is not in
+    // their peak. Neighbours on the machine come and go: the ceiling is the better of two.
+    drop(runner);
     let bandwidth = measure_bandwidth(&facts, threads)?.max(measure_bandwidth(&facts, threads)?);
     for run in &mut runs {
         run.bandwidth_share = run.bytes_per_token as f64 * run.decode_tok_s / bandwidth;
@@ -77,7 +84,7 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
         model: model.name,
         model_type: model.spec.model_type.clone(),
         threads,
-        isa: plan.options.isa.to_string(),
+        isa: isa.to_string(),
         weight_bytes: model.spec.resident_bytes() + model.spec.expert_bytes(),
         memory_bandwidth: bandwidth,
         runs,
@@ -92,7 +99,8 @@ fn measure_bandwidth(facts: &Facts, threads: usize) -> Result<f64> {
 
 /// One prompt and one answer. Tokens are drawn at random, so that routing does not settle on the
 /// experts of a repeated token.
-fn measure(runner: &mut Runner, prompt_tokens: usize, gen_tokens: usize) -> Result<Run> {
+fn measure(runner: &mut Runner, prompt_tokens: usize, args: &BenchArgs) -> Result<Run> {
+    let gen_tokens = args.gen_tokens;
     let vocab = runner.spec().vocab as u64;
     let token = |index: usize| -> u32 {
         let hash = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -103,17 +111,27 @@ fn measure(runner: &mut Runner, prompt_tokens: usize, gen_tokens: usize) -> Resu
     let start = Instant::now();
     runner.feed(&mut sequence, &prompt, Logits::Last, |_, _| {})?;
     let prefill_seconds = start.elapsed().as_secs_f64();
-    let mut start = Instant::now();
-    for index in 0..gen_tokens + WARM_UP {
-        if index == WARM_UP {
-            start = Instant::now();
+    let mut decode = |runner: &mut Runner, from: usize, count: usize| -> Result<f64> {
+        let start = Instant::now();
+        for index in from..from + count {
+            let next = [token(prompt_tokens + index)];
+            runner.feed(&mut sequence, &next, Logits::Last, |_, logits| {
+                std::hint::black_box(argmax(logits));
+            })?;
         }
-        let next = [token(prompt_tokens + index)];
-        runner.feed(&mut sequence, &next, Logits::Last, |_, logits| {
-            std::hint::black_box(argmax(logits));
-        })?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    decode(runner, 0, WARM_UP)?;
+    let watch = runner.streamed().map(Watch::start).transpose()?;
+    let decode_seconds = decode(runner, WARM_UP, gen_tokens)?;
+    let peak_bytes = machine::memory::usage().peak_resident_bytes;
+    let stopped = watch.zip(runner.streamed());
+    let stopped = stopped.map(|(watch, bank)| watch.stop(bank, gen_tokens, decode_seconds));
+    if let (Some(stopped), Some(path)) = (&stopped, &args.trace) {
+        stopped.write_trace(path)?;
     }
-    let decode_seconds = start.elapsed().as_secs_f64();
+    let judge = |stopped: &Stopped| stopped.judge(runner, &mut sequence);
+    let streamed = stopped.as_ref().map(judge).transpose()?;
     let layout = runner.spec().layout()?;
     let kv = runner.options().kv;
     let state = layout.kv_bytes(kv, prompt_tokens + gen_tokens / 2) + 2 * layout.recurrent_bytes();
@@ -124,7 +142,8 @@ fn measure(runner: &mut Runner, prompt_tokens: usize, gen_tokens: usize) -> Resu
         decode_tok_s: gen_tokens as f64 / decode_seconds,
         bytes_per_token: runner.spec().bytes_per_token() + state as u64,
         bandwidth_share: 0.0,
-        peak_bytes: machine::memory::usage().peak_resident_bytes,
+        peak_bytes,
+        streamed,
     })
 }
 
@@ -177,5 +196,41 @@ fn print(report: &Report, args: &BenchArgs) -> Result<()> {
         ]);
     }
     print!("{}", table(&[Align::Right; 6], &rows));
+    print_streamed(report);
     Ok(())
+}
+
+/// What came from the disk, if anything did.
+fn print_streamed(report: &Report) {
+    let header = [
+        "prompt",
+        "hits",
+        "read/token",
+        "disk",
+        "of disk",
+        "latency p50/p99",
+        "waiting",
+        "of bound",
+        "of ideal",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    for run in &report.runs {
+        let Some(streamed) = &run.streamed else { continue };
+        rows.push(vec![
+            run.prompt_tokens.to_string(),
+            percent(streamed.hit_rate),
+            size::bytes(streamed.read_bytes_per_token),
+            format!("{}/s", size::bytes(streamed.disk_bandwidth as u64)),
+            percent(streamed.read_share),
+            streamed.read_latency_us.to_string(),
+            percent(streamed.waiting_share),
+            percent(streamed.bound_share),
+            percent(streamed.ideal_share),
+        ]);
+    }
+    if rows.len() > 1 {
+        println!();
+        print!("{}", table(&[Align::Right; 9], &rows));
+    }
 }

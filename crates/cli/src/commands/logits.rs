@@ -9,7 +9,7 @@ use checkpoint::write::{Declaration, SafetensorsWriter};
 use model::Logits;
 
 use crate::args::LogitsArgs;
-use crate::invocation::Invocation;
+use crate::invocation::{self, Invocation};
 
 pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
     let tokens = match (&args.tokens, &args.tokens_file) {
@@ -24,9 +24,8 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
     let model = invocation.open(&args.model)?;
     let greedy = args.greedy.unwrap_or(0);
     let needed = tokens.len() + greedy;
-    let mut plan = invocation.plan(&model)?;
-    plan.options.context = plan.options.context.min(needed.next_multiple_of(64)).max(needed);
-    let mut runner = invocation.load_with(&model, &plan.options)?;
+    let plan = invocation.plan_for(&model, needed)?;
+    let mut runner = invocation.load_planned(&model, plan)?;
 
     let vocab = model.spec.vocab;
     let mut declarations = vec![Declaration::new("logits", Dtype::F32, &[tokens.len(), vocab])];
@@ -57,7 +56,7 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
         runner.feed(&mut sequence, &[token], Logits::Last, |_, values| next = argmax(values))?;
     }
     file.finish().with_context(failed)?;
-    Ok(())
+    invocation::finish(&runner)
 }
 
 fn create(

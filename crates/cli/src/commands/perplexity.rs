@@ -107,9 +107,8 @@ struct Reader {
 
 impl Reader {
     fn new(args: &PerplexityArgs, invocation: &Invocation, model: &OpenModel) -> Result<Reader> {
-        let mut plan = invocation.plan(model)?;
-        plan.options.context = args.chunk.max(64);
-        let runner = invocation.load_with(model, &plan.options)?;
+        let plan = invocation.plan_for(model, args.chunk)?;
+        let runner = invocation.load_planned(model, plan)?;
         Ok(Reader { runner, sequence: None, step_by_step: args.step_by_step })
     }
 

@@ -7,6 +7,7 @@ mod draw;
 mod gguf;
 mod mlx;
 mod parts;
+mod router;
 mod shape;
 mod tensors;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use machine::disk::Disk;
 
 pub(crate) use parts::Progress;
+pub(crate) use router::Router;
 pub(crate) use shape::Shape;
 
 /// Bits of a code.
@@ -49,6 +51,7 @@ pub(crate) struct Values {
     pub(crate) seed: u64,
     /// Weights that share a scale; a GGUF repeats it for each 32.
     pub(crate) group: usize,
+    pub(crate) router: Router,
 }
 
 /// The kind of checkpoint.
@@ -75,13 +78,16 @@ impl Request {
         if !GROUPS.contains(&values.group) {
             return Err(Error::Group { got: values.group });
         }
+        if values.router == Router::Tuned && !shape.has_experts() {
+            return Err(Error::NoRouter { name: shape.name });
+        }
         let threads = machine::cpu::core_count();
         Ok(Request { shape, layers, values, format, out, force: false, threads })
     }
 
     /// Bytes the weights will take.
     pub(crate) fn weight_bytes(&self) -> u64 {
-        let tensors = tensors::tensors(&self.shape, self.layers);
+        let tensors = tensors::tensors(&self.shape, self.layers, self.values);
         match self.format {
             Format::Mlx => mlx::weight_bytes(&tensors, self.values),
             Format::Gguf => gguf::weight_bytes(&tensors, self.values),
@@ -93,7 +99,7 @@ impl Request {
 pub(crate) fn write(request: &Request, progress: Progress<'_>) -> Result<(), Error> {
     refuse_existing(request)?;
     refuse_full_disk(&request.out, request.weight_bytes())?;
-    let tensors = tensors::tensors(&request.shape, request.layers);
+    let tensors = tensors::tensors(&request.shape, request.layers, request.values);
     match request.format {
         Format::Mlx => mlx::write(request, &tensors, progress),
         Format::Gguf => gguf::write(request, &tensors, progress),
@@ -134,6 +140,7 @@ pub(crate) enum Error {
     UnknownShape { name: String },
     Layers { name: &'static str, have: usize, got: usize },
     Group { got: usize },
+    NoRouter { name: &'static str },
     Exists { path: PathBuf },
     IsFolder { path: PathBuf },
     IsFile { path: PathBuf },
@@ -158,6 +165,7 @@ impl Error {
                 Some(format!("the shapes are {}", shape::names().join(", ")))
             }
             Error::Group { .. } => Some("the groups are 32, 64 and 128".to_owned()),
+            Error::NoRouter { .. } => Some("a tuned router is for models with experts".to_owned()),
             Error::Exists { .. } => Some("--force replaces it".to_owned()),
             Error::IsFolder { path } => {
                 let file = path.join("model.gguf");
@@ -179,6 +187,7 @@ impl std::fmt::Display for Error {
                 write!(formatter, "{name} has 1 to {have} layers, not {got}")
             }
             Error::Group { got } => write!(formatter, "groups of {got} are not possible"),
+            Error::NoRouter { name } => write!(formatter, "{name} has no router"),
             Error::Exists { path } => write!(formatter, "{} is not empty", path.display()),
             Error::IsFolder { path } => write!(formatter, "{} is a folder", path.display()),
             Error::IsFile { path } => write!(formatter, "{} is a file", path.display()),

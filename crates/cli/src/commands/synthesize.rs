@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::synth::{Format, Request, Values, write};
-use crate::args::{SynthArgs, SynthFormat};
+use super::synth::{Format, Request, Router, Values, write};
+use crate::args::{SynthArgs, SynthFormat, SynthRouter};
 use crate::invocation::Invocation;
 use crate::size;
 
@@ -12,7 +12,11 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
         SynthFormat::Mlx => Format::Mlx,
         SynthFormat::Gguf => Format::Gguf,
     };
-    let values = Values { seed: args.seed, group: args.group };
+    let router = match args.router {
+        SynthRouter::Uniform => Router::Uniform,
+        SynthRouter::Tuned => Router::Tuned,
+    };
+    let values = Values { seed: args.seed, group: args.group, router };
     let mut request = Request::new(&args.like, args.layers, values, format, args.out.clone())?;
     request.force = args.force;
     request.threads = invocation.global.threads.unwrap_or(request.threads);

@@ -7,7 +7,9 @@ mod chat;
 mod failures;
 mod models;
 mod pages;
+mod repack;
 mod settings;
+mod simulate;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use super::{Home, assert_has, repository};
 
 /// Arguments of a plan that is the same on every machine.
 fn plan<'a>(model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    [&["plan", model, "--memory", "1G", "--context", "256"], more].concat()
+    [&["plan", model, "--memory", "1G", "--context", "256", "--threads", "2"], more].concat()
 }
 
 #[test]
@@ -14,9 +14,13 @@ fn plans_are_tables() {
     let ran = home.run(&plan("./model", &[]));
     assert_eq!(ran.stderr, "");
     insta::assert_snapshot!("plan", ran.good());
-    let ran = home.run(&["plan", "./model", "--memory", "1M", "--context", "256"]);
+    let ran =
+        home.run(&["plan", "./model", "--memory", "1M", "--context", "256", "--threads", "2"]);
     assert_has(&ran.stderr, &["hint: --memory "]);
     insta::assert_snapshot!("plan_too_large", ran.good());
+    // Pebble is inside the program: there is no disk to try.
+    let ran = home.run(&plan("pebble", &["--expert-slots", "64"]));
+    insta::assert_snapshot!("plan_streamed", ran.good());
 }
 
 #[test]
@@ -24,6 +28,51 @@ fn plans_are_json() {
     let home = Home::new();
     home.copy_model("testdata/models/qwen3_5_moe-4bit");
     insta::assert_json_snapshot!("plan_json", home.run(&plan("./model", &["--json"])).json());
+}
+
+#[test]
+fn a_streamed_plan_says_what_to_expect() {
+    let home = Home::new();
+    home.copy_model("models/pebble");
+    let arguments = plan("./model", &["--expert-slots", "64"]);
+    let json = home.run(&[&arguments[..], &["--json"]].concat()).json();
+    assert_eq!(json["streaming"]["slots"], 48);
+    assert_eq!(json["streaming"]["staging_slots"], 16);
+    assert_eq!(json["streaming"]["kept_share"], 48.0 / 256.0);
+    assert_eq!(json["streaming"]["hit_rate"][0], 48.0 / 256.0);
+    assert!(json["total_bytes"].as_u64().unwrap() <= json["budget_bytes"].as_u64().unwrap());
+    assert!(["direct", "buffered"].contains(&json["disk"]["access"].as_str().unwrap()), "{json}");
+    assert!(json["disk"]["depth"].as_u64().unwrap() >= 4);
+    // So small a model may not have been timed.
+    let timed = json["disk"]["bytes_per_second"].as_f64().is_some();
+    match json["expected_tok_s"].as_array() {
+        Some(range) => {
+            let [slow, fast] = [&range[0], &range[1]].map(|rate| rate.as_f64().unwrap());
+            assert!(timed && 0.0 < slow && slow <= fast, "{json}");
+        }
+        None => assert!(!timed, "{json}"),
+    }
+    let text = home.run(&arguments).good();
+    assert_has(&text, &["expert slots", "48 kept of 256, 16 for prompts", "\nDisk: "]);
+    // All in memory: nothing is tried.
+    let json = home.run(&plan("./model", &["--json"])).json();
+    assert!(json["disk"].is_null() && json["expected_tok_s"].is_null(), "{json}");
+    assert!(json["streaming"].is_null());
+}
+
+#[test]
+fn a_plan_that_does_not_fit_says_what_would() {
+    let home = Home::new();
+    let needed = home.run(&plan("pebble", &["--json"])).json()["total_bytes"].as_u64().unwrap();
+    let memory = (needed - 4_000_000).to_string();
+    let arguments = ["plan", "pebble", "--context", "256", "--threads", "2", "--memory", &memory];
+    let ran = home.run(&[&arguments[..], &["--stream-experts", "never"]].concat());
+    assert_has(&ran.stderr, &["hint: --memory ", "hint: --stream-experts auto "]);
+    assert_has(&ran.good(), &["It does not fit: 4.0 MB too much.\n"]);
+    let streamed = home.run(&arguments).good();
+    assert_has(&streamed, &["; experts come from the disk.\n"]);
+    let stderr = home.run(&plan("pebble", &["--expert-slots", "3"])).bad(1);
+    assert_has(&stderr, &["error: 3 expert slots are too few: a token needs 4 of a layer at once"]);
 }
 
 #[test]

@@ -2,10 +2,13 @@
 //! in rank order, so the result does not depend on which experts arrived first.
 //!
 //! Few rows (decode): all ready experts' gate and up rows are one parallel region, their down rows
-//! another. Many rows (prefill): one task is one expert, whole.
+//! another. Many rows (prefill): a thread takes one expert after another, whole. Either way experts
+//! that are in memory come first, and those on their way as they land.
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use machine::cpu::Isa;
 
@@ -16,13 +19,19 @@ use super::lanes::sigmoid;
 use super::matmul::{SharedMut, multiply_in_task, quantise, uses_tiles};
 use super::pool::Pool;
 use super::quantise::Activations;
-use crate::Result;
-use crate::bank::{Expert, ExpertBank};
-use crate::step::Activation;
+use crate::Error;
+use crate::bank::{Expert, ExpertBank, Turn, Visit};
+use crate::step::{Activation, RowFailure};
 use crate::weight::Matrix;
 
 /// Row–expert pairs up to which the work is cut by weight rows rather than by expert.
 const SMALL_PAIRS: usize = 64;
+
+/// Rows of the shared expert that are one task of a large call.
+const SHARED_PIECE: usize = 128;
+
+/// Rows of a routed expert that are computed at once: bounds a thread's buffers.
+const ROUTED_PIECE: usize = 512;
 
 /// Weight bytes in one task of a small call.
 const TASK_BYTES: usize = 64 << 10;
@@ -48,11 +57,41 @@ pub(crate) struct Scratch {
     wanted: Vec<u32>,
 }
 
+impl Scratch {
+    /// The (row, rank) pairs of an expert.
+    fn pairs_of(&self, id: u32) -> &[u32] {
+        let id = id as usize;
+        &self.pairs[self.starts[id] as usize..self.starts[id + 1] as usize]
+    }
+
+    fn job<'a>(&self, id: u32, expert: Expert<'a>, k: usize) -> Job<'a> {
+        let slots = self.pairs_of(id).to_vec();
+        Job { expert, rows: slots.iter().map(|pair| pair / k as u32).collect(), slots }
+    }
+}
+
 /// An expert and the pairs it serves: `rows` of the input, `slots` of the output.
 struct Job<'a> {
     expert: Expert<'a>,
     rows: Vec<u32>,
     slots: Vec<u32>,
+}
+
+impl<'a> Job<'a> {
+    fn is_integer(&self) -> bool {
+        let Expert { gate, up, down } = self.expert;
+        [gate, up, down].iter().all(|w| w.encoding.is_integer())
+    }
+
+    /// The same for at most `rows` rows each.
+    fn pieces(&self, rows: usize) -> impl Iterator<Item = Job<'a>> {
+        let parts = self.rows.chunks(rows).zip(self.slots.chunks(rows));
+        parts.map(|(rows, slots)| Job {
+            expert: self.expert,
+            rows: rows.to_vec(),
+            slots: slots.to_vec(),
+        })
+    }
 }
 
 /// A shared expert: weights, and the logit of its gate for each row.
@@ -62,7 +101,7 @@ pub(crate) struct Shared<'a> {
 }
 
 /// Computes `out` [rows, hidden]. `slots` has room for [rows · k + rows, hidden]: the outputs by
-/// (row, rank), then the shared expert's.
+/// (row, rank), then the shared expert's. Returns the rows that an expert could not be brought for.
 pub(crate) fn run(
     isa: Isa,
     pool: &mut Pool,
@@ -75,53 +114,36 @@ pub(crate) fn run(
     shared: Option<&Shared<'_>>,
     slots: &mut [f32],
     out: &mut [f32],
-) -> Result<()> {
+) -> Vec<RowFailure> {
     let hidden = x.len() / rows.max(1);
     let k = routing.ids.len() / rows.max(1);
-    let activation = bank.activation();
-    group(scratch, routing, k);
-    let small = rows * k <= SMALL_PAIRS;
+    group(scratch, routing);
+    let wanted = std::mem::take(&mut scratch.wanted);
+    // Reads are on their way while the rows are quantised.
+    let visit = bank.visit(layer, &wanted, rows);
     // Planes are for row kernels; a large call uses tiles where it can and rows where an expert has few.
     quantise(isa, pool, &mut scratch.activations, x, rows, hidden, true);
-    let output = SharedMut(slots.as_mut_ptr());
-    let target = Target { start: output.0, stride: hidden, column: 0 };
-
-    let wanted = std::mem::take(&mut scratch.wanted);
-    let mut shared_job = shared.map(|shared| Job {
+    let call = Call {
+        isa,
+        activation: bank.activation(),
+        x,
+        rows,
+        k,
+        target: Target { start: slots.as_mut_ptr(), stride: hidden, column: 0 },
+    };
+    let shared_job = shared.map(|shared| Job {
         expert: shared.expert,
         rows: (0..rows as u32).collect(),
         slots: (0..rows as u32).map(|row| (rows * k) as u32 + row).collect(),
     });
-    let outcome = bank.visit(layer, &wanted, &mut |ready| {
-        let mut jobs: Vec<Job<'_>> = ready
-            .iter()
-            .map(|&(id, expert)| {
-                let range =
-                    scratch.starts[id as usize] as usize..scratch.starts[id as usize + 1] as usize;
-                let slots = scratch.pairs[range].to_vec();
-                Job { expert, rows: slots.iter().map(|pair| pair / k as u32).collect(), slots }
-            })
-            .collect();
-        jobs.extend(shared_job.take());
-        // The largest first, so that the threads finish together.
-        jobs.sort_by_key(|job| std::cmp::Reverse(job.rows.len()));
-        let floats = jobs.iter().any(|job| {
-            [job.expert.gate, job.expert.up, job.expert.down]
-                .iter()
-                .any(|w| !w.encoding.is_integer())
-        });
-        if small && !floats {
-            let hidden_rows = rows * k + rows;
-            small_call(isa, pool, scratch, &jobs, hidden_rows, activation, target);
-        } else {
-            let activations = &scratch.activations;
-            pool.run(jobs.len(), &|job| {
-                whole_expert(isa, &jobs[job], x, activations, activation, target);
-            });
-        }
-    });
+    if rows * k <= SMALL_PAIRS && shared_job.as_ref().is_none_or(Job::is_integer) {
+        run_small(&call, pool, scratch, &*visit, shared_job, wanted.len());
+    } else {
+        run_large(&call, pool, scratch, &*visit, shared_job.as_ref());
+    }
+    let failures = forget_failed(visit.failures(), scratch, k, hidden, slots);
+    drop(visit);
     scratch.wanted = wanted;
-    outcome?;
 
     let gate = shared.map(|shared| shared.gate);
     let slots = &*slots;
@@ -149,11 +171,114 @@ pub(crate) fn run(
     } else {
         pool.run(rows.div_ceil(4), &|task| (task * 4..rows.min(task * 4 + 4)).for_each(sum_row));
     }
-    Ok(())
+    failures
 }
 
-/// Sorts (row, rank) pairs by expert, rows ascending within one (a counting sort).
-fn group(scratch: &mut Scratch, routing: &RoutingTable, k: usize) {
+/// What does not change from expert to expert.
+struct Call<'a> {
+    isa: Isa,
+    activation: Activation,
+    x: &'a [f32],
+    rows: usize,
+    k: usize,
+    target: Target,
+}
+
+/// Decode: what is in memory is one region together with the shared expert; then each expert as it lands.
+fn run_small(
+    call: &Call<'_>,
+    pool: &mut Pool,
+    scratch: &mut Scratch,
+    visit: &dyn Visit,
+    mut shared: Option<Job<'_>>,
+    mut awaited: usize,
+) {
+    let mut wait = false;
+    loop {
+        let turn = visit.next(usize::MAX, wait, &mut |ready| {
+            awaited = awaited.saturating_sub(ready.len());
+            let mut jobs: Vec<Job<'_>> =
+                ready.iter().map(|&(id, expert)| scratch.job(id, expert, call.k)).collect();
+            jobs.extend(shared.take());
+            if jobs.iter().all(Job::is_integer) {
+                small_call(call, pool, scratch, &jobs);
+            } else {
+                let activations = &scratch.activations;
+                pool.run(jobs.len(), &|job| whole_expert(call, &jobs[job], activations));
+            }
+        });
+        if let Some(job) = shared.take() {
+            small_call(call, pool, scratch, &[job]);
+        }
+        if turn == Turn::Finished {
+            return;
+        }
+        wait = true;
+        if awaited > 0 {
+            // Only reads are outstanding: the cores are better used by whoever makes them.
+            pool.rest();
+        }
+    }
+}
+
+/// Prefill: each thread takes the next expert that is in memory and computes it whole. Pieces of the
+/// shared expert fill the waits.
+fn run_large(
+    call: &Call<'_>,
+    pool: &mut Pool,
+    scratch: &Scratch,
+    visit: &dyn Visit,
+    shared: Option<&Job<'_>>,
+) {
+    let pieces: Vec<Job<'_>> =
+        shared.into_iter().flat_map(|job| job.pieces(SHARED_PIECE)).collect();
+    let next_piece = AtomicUsize::new(0);
+    let activations = &scratch.activations;
+    let threads = pool.thread_count();
+    pool.run(threads, &|_| {
+        let mut take = |ready: &[(u32, Expert<'_>)]| {
+            for &(id, expert) in ready {
+                for piece in scratch.job(id, expert, call.k).pieces(ROUTED_PIECE) {
+                    whole_expert(call, &piece, activations);
+                }
+            }
+        };
+        loop {
+            if visit.next(1, false, &mut take) == Turn::Served {
+                continue;
+            }
+            let piece = next_piece.fetch_add(1, Ordering::Relaxed);
+            if let Some(piece) = pieces.get(piece) {
+                whole_expert(call, piece, activations);
+            } else if visit.next(1, true, &mut take) == Turn::Finished {
+                return;
+            }
+        }
+    });
+}
+
+/// Outputs of experts that did not come count as zero, and their rows as failed.
+fn forget_failed(
+    failed: Vec<(u32, Error)>,
+    scratch: &Scratch,
+    k: usize,
+    hidden: usize,
+    slots: &mut [f32],
+) -> Vec<RowFailure> {
+    let mut failures = Vec::new();
+    for (id, error) in failed {
+        let error = Arc::new(error);
+        for &pair in scratch.pairs_of(id) {
+            slots[pair as usize * hidden..][..hidden].fill(0.0);
+            failures.push(RowFailure { row: pair as usize / k, error: Arc::clone(&error) });
+        }
+    }
+    failures
+}
+
+/// Sorts (row, rank) pairs by expert, rows ascending within one (a counting sort), and the experts by
+/// how many rows want them.
+fn group(scratch: &mut Scratch, routing: &RoutingTable) {
     let experts = routing.ids.iter().max().map_or(0, |&id| id as usize + 1);
     scratch.starts.clear();
     scratch.starts.resize(experts + 1, 0);
@@ -165,30 +290,27 @@ fn group(scratch: &mut Scratch, routing: &RoutingTable, k: usize) {
     }
     scratch.pairs.clear();
     scratch.pairs.resize(routing.ids.len(), 0);
-    scratch.wanted.clear();
     let mut next = scratch.starts.clone();
     for (pair, &id) in routing.ids.iter().enumerate() {
         scratch.pairs[next[id as usize] as usize] = pair as u32;
         next[id as usize] += 1;
     }
-    for expert in 0..experts {
-        if scratch.starts[expert] != scratch.starts[expert + 1] {
-            scratch.wanted.push(expert as u32);
-        }
-    }
-    debug_assert!(k > 0);
+    let count = |expert: u32| next[expert as usize] - scratch.starts[expert as usize];
+    scratch.wanted.clear();
+    scratch.wanted.extend((0..experts as u32).filter(|&expert| count(expert) > 0));
+    scratch.wanted.sort_by_key(|&expert| std::cmp::Reverse(count(expert)));
+}
+
+/// The experts of a routing, those that most rows want first.
+pub(crate) fn most_wanted<'a>(scratch: &'a mut Scratch, routing: &RoutingTable) -> &'a [u32] {
+    group(scratch, routing);
+    &scratch.wanted
 }
 
 /// Few pairs: tasks are ranges of weight rows of any expert.
-fn small_call(
-    isa: Isa,
-    pool: &mut Pool,
-    scratch: &mut Scratch,
-    jobs: &[Job<'_>],
-    hidden_rows: usize,
-    activation: Activation,
-    out: Target,
-) {
+fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[Job<'_>]) {
+    let (isa, activation, out) = (call.isa, call.activation, call.target);
+    let hidden_rows = call.rows * (call.k + 1);
     let intermediate = jobs.first().map_or(0, |job| job.expert.gate.rows);
     let widest = jobs.iter().map(|job| job.expert.gate.rows).max().unwrap_or(intermediate);
     // Hidden values by slot, each `widest` apart (a shared expert may be wider than the routed).
@@ -299,14 +421,8 @@ thread_local! {
 }
 
 /// One expert for all its rows, on one thread.
-fn whole_expert(
-    isa: Isa,
-    job: &Job<'_>,
-    x: &[f32],
-    activations: &Activations,
-    activation: Activation,
-    out: Target,
-) {
+fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activations) {
+    let (isa, activation, x, out) = (call.isa, call.activation, call.x, call.target);
     let Expert { gate, up, down } = job.expert;
     let (count, width, cols) = (job.rows.len(), gate.rows, gate.cols);
     BUFFERS.with_borrow_mut(|buffers| {

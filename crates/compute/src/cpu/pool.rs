@@ -26,6 +26,8 @@ struct Shared {
     busy: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
+    /// Whether idle workers park at once.
+    rest: AtomicBool,
     parked: Vec<AtomicBool>,
 }
 
@@ -54,6 +56,7 @@ impl Pool {
             busy: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            rest: AtomicBool::new(false),
             parked: (0..workers).map(|_| AtomicBool::new(false)).collect(),
         });
         let threads: Vec<_> = (0..workers)
@@ -74,6 +77,12 @@ impl Pool {
         self.threads.len() + 1
     }
 
+    /// The caller is going to wait for a disk: workers give up their cores instead of spinning, until
+    /// the next region.
+    pub(crate) fn rest(&self) {
+        self.shared.rest.store(true, Ordering::Relaxed);
+    }
+
     /// Runs `job(0) … job(tasks - 1)`, each once, on all threads, and returns when all are done.
     pub(crate) fn run(&mut self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
         if tasks <= 1 || self.threads.is_empty() {
@@ -91,6 +100,7 @@ impl Pool {
                 tasks,
             ));
         }
+        shared.rest.store(false, Ordering::Relaxed);
         shared.next_task.store(0, Ordering::Relaxed);
         shared.busy.store(self.threads.len(), Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
@@ -172,7 +182,7 @@ fn wait_for_epoch(shared: &Shared, index: usize, seen: usize) -> usize {
                 }
                 std::hint::spin_loop();
             }
-            if start.elapsed() > SPIN {
+            if start.elapsed() > SPIN || shared.rest.load(Ordering::Relaxed) {
                 break;
             }
         }

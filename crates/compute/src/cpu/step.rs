@@ -13,7 +13,7 @@ use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank};
 use crate::memory::{KvArena, RecurrentArena};
 use crate::step::{
-    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing,
+    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
     SharedExpert, StateRun, Step, Tensor,
 };
 use crate::{Error, Result, Rope, Weight};
@@ -31,6 +31,7 @@ pub struct CpuBackend {
     matmul: matmul::Scratch,
     moe: moe::Scratch,
     routing: RoutingTable,
+    failures: Vec<RowFailure>,
     partials: Vec<f32>,
 }
 
@@ -52,6 +53,7 @@ impl CpuBackend {
             matmul: matmul::Scratch::default(),
             moe: moe::Scratch::default(),
             routing: RoutingTable::default(),
+            failures: Vec::new(),
             partials: Vec::new(),
         })
     }
@@ -59,6 +61,7 @@ impl CpuBackend {
     /// Starts a step; the tensors of the step before are gone.
     pub fn begin(&mut self) -> CpuStep<'_> {
         self.used_floats = 0;
+        self.failures.clear();
         CpuStep { backend: self }
     }
 
@@ -357,7 +360,7 @@ impl Step for CpuStep<'_> {
         routing: Routing,
         bank: &dyn ExpertBank,
         shared: Option<SharedExpert<'_>>,
-    ) -> Result<Tensor> {
+    ) -> Tensor {
         let out = self.new_tensor(x.rows, x.cols);
         let mark = self.mark();
         let slots = self.new_tensor(x.rows * (routing.experts_per_row + 1), x.cols);
@@ -372,7 +375,7 @@ impl Step for CpuStep<'_> {
         let (from, to, by_slot) =
             (self.view(x).read(), self.view(out).write(), self.view(slots).write());
         let backend = &mut *self.backend;
-        let outcome = moe::run(
+        let failures = moe::run(
             backend.isa,
             &mut backend.pool,
             &mut backend.moe,
@@ -385,8 +388,17 @@ impl Step for CpuStep<'_> {
             by_slot,
             to,
         );
+        backend.failures.extend(failures);
         self.release(mark);
-        outcome.map(|()| out)
+        out
+    }
+
+    fn expect(&mut self, layer: usize, _routing: Routing, bank: &dyn ExpertBank) {
+        bank.expect(layer, moe::most_wanted(&mut self.backend.moe, &self.backend.routing));
+    }
+
+    fn failures(&mut self) -> Vec<RowFailure> {
+        std::mem::take(&mut self.backend.failures)
     }
 
     fn select(&mut self, x: Tensor, rows: &[usize]) -> Tensor {

@@ -24,6 +24,9 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Keeps the scales' counters apart from the codes'.
 const SCALES: u64 = 0x5ca1_e5ca_1e5c_a1e5;
 
+/// A counter that no column has.
+const SHUFFLE: u64 = 1 << 63;
+
 /// Where a tensor's, or a row's, counters start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(u64);
@@ -82,6 +85,42 @@ pub(crate) fn scale(row: Key, group: usize, std: f32) -> (f16, f16) {
     let jitter = 0.75 + 0.5 * unit(Key(row.0 ^ SCALES).word(group as u64));
     let scale = f16::from_f32(std / CODE_STD * jitter);
     (scale, f16::from_f32(-CODE_MEAN * scale.to_f32()))
+}
+
+/// Where a quantised matrix is not random but has one value: scale zero, so codes do not count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Flat {
+    Nowhere,
+    /// The first columns, whole groups of them.
+    Columns {
+        count: usize,
+        value: f32,
+    },
+    /// Zero in the first `count` rows of every `of`: of every expert, in a stack.
+    Rows {
+        of: usize,
+        count: usize,
+    },
+}
+
+impl Flat {
+    /// Scale and bias of a flat group.
+    #[inline]
+    pub(crate) fn scale(self, row: usize, column: usize) -> Option<(f16, f16)> {
+        let value = match self {
+            Flat::Columns { count, value } if column < count => value,
+            Flat::Rows { of, count } if row % of < count => 0.0,
+            Flat::Nowhere | Flat::Columns { .. } | Flat::Rows { .. } => return None,
+        };
+        Some((f16::ZERO, f16::from_f32(value)))
+    }
+}
+
+/// Numbers from 0 in an order that the key decides.
+pub(crate) fn shuffled(key: Key, count: usize) -> Vec<usize> {
+    let mut numbers: Vec<usize> = (0..count).collect();
+    numbers.sort_by_key(|&number| key.row(number).word(SHUFFLE));
+    numbers
 }
 
 /// How plain f32 values are distributed.

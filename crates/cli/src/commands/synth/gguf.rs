@@ -73,7 +73,10 @@ fn write_file(
 fn declaration(tensor: &Tensor) -> Declaration {
     let kind = match tensor.content {
         Content::Affine { .. } => Kind::Q4_1,
-        Content::Plain(_) | Content::NegativeExp(_) | Content::Fixed(_) => Kind::F32,
+        Content::Plain(_)
+        | Content::NegativeExp(_)
+        | Content::Router { .. }
+        | Content::Fixed(_) => Kind::F32,
     };
     Declaration { name: tensor.gguf.clone(), kind, dimensions: tensor.dimensions.clone() }
 }

@@ -86,7 +86,7 @@ fn write_files(request: &Request, tensors: &[Tensor], progress: Progress<'_>) ->
         ("tokenizer.json", TOKENIZER.to_owned()),
         ("tokenizer_config.json", TOKENIZER_CONFIG.to_owned()),
         ("chat_template.jinja", CHAT_TEMPLATE.to_owned()),
-        ("config.json", pretty(&config(&request.shape, request.layers, request.values.group))),
+        ("config.json", pretty(&config(&request.shape, request.layers, request.values))),
     ] {
         let path = request.out.join(name);
         fs::write(&path, text).map_err(|source| Error::io(&path, source))?;
@@ -128,7 +128,10 @@ fn stored(tensor: &Tensor, group: usize) -> Vec<(Dtype, Vec<usize>)> {
             let codes = with_last(tensor.cols * BITS / 32);
             vec![(Dtype::U32, codes), (Dtype::F16, groups.clone()), (Dtype::F16, groups)]
         }
-        Content::Plain(_) | Content::NegativeExp(_) | Content::Fixed(_) => {
+        Content::Plain(_)
+        | Content::NegativeExp(_)
+        | Content::Router { .. }
+        | Content::Fixed(_) => {
             vec![(Dtype::F32, tensor.shape.clone())]
         }
     }
@@ -153,7 +156,7 @@ fn pretty(value: &Value) -> String {
 }
 
 /// config.json as mlx-lm writes it for the family.
-pub(crate) fn config(shape: &Shape, layers: usize, group: usize) -> Value {
+pub(crate) fn config(shape: &Shape, layers: usize, values: Values) -> Value {
     let (base, class) = match (shape.family, shape.has_experts()) {
         (Family::Qwen35, true) => ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
         (Family::Qwen35, false) => ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
@@ -172,14 +175,18 @@ pub(crate) fn config(shape: &Shape, layers: usize, group: usize) -> Value {
     } else {
         root.extend(text);
     }
-    let quantization = json!({ "group_size": group, "bits": BITS, "mode": "affine" });
+    let quantization = json!({ "group_size": values.group, "bits": BITS, "mode": "affine" });
     root.insert("tie_word_embeddings".into(), json!(shape.tied));
     root.insert("dtype".into(), json!("float16"));
     root.insert("eos_token_id".into(), json!([END_OF_TURN, END_OF_TEXT]));
     root.insert("pad_token_id".into(), json!(END_OF_TEXT));
     root.insert("quantization".into(), quantization.clone());
     root.insert("quantization_config".into(), quantization);
-    root.insert("synthetic".into(), json!({ "like": shape.name, "layers_of": shape.layers }));
+    let mut synthetic = json!({ "like": shape.name, "layers_of": shape.layers });
+    if shape.has_experts() {
+        synthetic["router"] = json!(values.router.name());
+    }
+    root.insert("synthetic".into(), synthetic);
     Value::Object(root)
 }
 
@@ -258,7 +265,7 @@ fn text_config(shape: &Shape, layers: usize) -> Map<String, Value> {
 /// A folder whose weights are holes: headers and sizes are real, and it takes no space.
 #[cfg(test)]
 pub(crate) fn write_holes(folder: &Path, shape: &Shape, layers: usize, tensors: &[Tensor]) {
-    let values = Values { seed: 0, group: 32 };
+    let values = Values { seed: 0, group: 32, router: super::Router::Uniform };
     let mut declarations = Vec::new();
     for tensor in tensors {
         let parts = mlx_parts(tensor, values).into_iter().zip(stored(tensor, values.group));
@@ -272,6 +279,6 @@ pub(crate) fn write_holes(folder: &Path, shape: &Shape, layers: usize, tensors: 
     SafetensorsWriter::new(&file, &declarations, &BTreeMap::new()).expect("a header");
     let header = file.metadata().expect("a file").len();
     file.set_len(header + weight_bytes(tensors, values)).expect("a sparse file");
-    let config = pretty(&config(shape, layers, values.group));
+    let config = pretty(&config(shape, layers, values));
     fs::write(folder.join("config.json"), config).expect("written");
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::mpsc;
 
-use super::draw::{self, BLOCK, BLOCK_BYTES, Fill, Key};
+use super::draw::{self, BLOCK, BLOCK_BYTES, Fill, Flat, Key};
 use super::tensors::{Content, Order, Tensor};
 use super::{Error, Values};
 
@@ -34,7 +34,8 @@ impl Part {
         self.rows as u64 * self.row_bytes as u64
     }
 
-    fn chunk(&self, rows: Range<usize>) -> Vec<u8> {
+    /// The bytes of some rows.
+    pub(crate) fn chunk(&self, rows: Range<usize>) -> Vec<u8> {
         let mut bytes = vec![0; rows.len() * self.row_bytes];
         for (row, out) in rows.zip(bytes.chunks_exact_mut(self.row_bytes)) {
             (self.fill)(row, out);
@@ -49,7 +50,7 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
     let key = Key::new(values.seed, &name);
     let (rows, cols, group) = (tensor.rows, tensor.cols, values.group);
     match tensor.content {
-        Content::Affine { std } => {
+        Content::Affine { std, flat } => {
             let codes = Part {
                 name: format!("{name}.weight"),
                 rows,
@@ -66,9 +67,11 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
                 rows,
                 row_bytes: cols / group * 2,
                 fill: Box::new(move |row, out| {
-                    let row = key.row(row);
-                    for (group, out) in out.chunks_exact_mut(2).enumerate() {
-                        let (scale, offset) = draw::scale(row, group, std);
+                    let row_key = key.row(row);
+                    for (index, out) in out.chunks_exact_mut(2).enumerate() {
+                        let (scale, offset) = flat
+                            .scale(row, index * group)
+                            .unwrap_or_else(|| draw::scale(row_key, index, std));
                         out.copy_from_slice(&if bias { offset } else { scale }.to_le_bytes());
                     }
                 }),
@@ -80,6 +83,10 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
             let row_bytes = cols * 4;
             vec![Part { name, rows, row_bytes, fill: plain(key, fill, [Order::Same; 2], false) }]
         }
+        Content::Router { std, columns, ref popularity } => {
+            let fill = router(key, std, columns, popularity.clone());
+            vec![Part { name, rows, row_bytes: cols * 4, fill }]
+        }
         Content::Fixed(_) => Vec::new(),
     }
 }
@@ -90,9 +97,14 @@ pub(crate) fn gguf_part(tensor: &Tensor, values: Values) -> Part {
     let (rows, cols) = (tensor.rows, tensor.cols);
     let orders = [tensor.row_order, tensor.col_order];
     let (row_bytes, fill) = match &tensor.content {
-        &Content::Affine { std } => (cols / BLOCK * Q4_1_BYTES, q4_1(key, std, orders, values)),
+        &Content::Affine { std, flat } => {
+            (cols / BLOCK * Q4_1_BYTES, q4_1(key, std, flat, orders, values))
+        }
         &Content::Plain(fill) => (cols * 4, plain(key, fill, orders, false)),
         &Content::NegativeExp(fill) => (cols * 4, plain(key, fill, orders, true)),
+        Content::Router { std, columns, popularity } => {
+            (cols * 4, router(key, *std, *columns, popularity.clone()))
+        }
         Content::Fixed(values) => (cols * 4, fixed(values.clone())),
     };
     Part { name: tensor.gguf.clone(), rows, row_bytes, fill }
@@ -100,16 +112,25 @@ pub(crate) fn gguf_part(tensor: &Tensor, values: Values) -> Part {
 
 type FillRow = Box<dyn Fn(usize, &mut [u8]) + Send + Sync>;
 
-fn q4_1(key: Key, std: f32, [row_order, col_order]: [Order; 2], values: Values) -> FillRow {
+fn q4_1(
+    key: Key,
+    std: f32,
+    flat: Flat,
+    [row_order, col_order]: [Order; 2],
+    values: Values,
+) -> FillRow {
     Box::new(move |row, out| {
-        let row = key.row(row_order.source(row));
-        for (index, out) in out.chunks_exact_mut(Q4_1_BYTES).enumerate() {
+        let row = row_order.source(row);
+        let row_key = key.row(row);
+        for (block, out) in out.chunks_exact_mut(Q4_1_BYTES).enumerate() {
             // Heads are whole blocks, so a block stays one wherever it goes.
-            let column = col_order.source(index * BLOCK);
-            let (scale, bias) = draw::scale(row, column / values.group, std);
+            let column = col_order.source(block * BLOCK);
+            let (scale, bias) = flat
+                .scale(row, column)
+                .unwrap_or_else(|| draw::scale(row_key, column / values.group, std));
             out[..2].copy_from_slice(&scale.to_le_bytes());
             out[2..4].copy_from_slice(&bias.to_le_bytes());
-            let codes = draw::codes(row, column / BLOCK);
+            let codes = draw::codes(row_key, column / BLOCK);
             out[4..].copy_from_slice(&draw::split_halves(codes));
         }
     })
@@ -121,6 +142,19 @@ fn plain(key: Key, fill: Fill, [row_order, col_order]: [Order; 2], negative_exp:
         for (column, out) in out.chunks_exact_mut(4).enumerate() {
             let value = draw::value(row, col_order.source(column), fill);
             let value = if negative_exp { -value.exp() } else { value };
+            out.copy_from_slice(&value.to_le_bytes());
+        }
+    })
+}
+
+fn router(key: Key, std: f32, columns: usize, popularity: Vec<f32>) -> FillRow {
+    Box::new(move |row, out| {
+        let row_key = key.row(row);
+        for (column, out) in out.chunks_exact_mut(4).enumerate() {
+            let value = match column < columns {
+                true => popularity[row],
+                false => draw::value(row_key, column, Fill::Normal { std }),
+            };
             out.copy_from_slice(&value.to_le_bytes());
         }
     })

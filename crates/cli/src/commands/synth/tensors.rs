@@ -8,7 +8,9 @@
 //! layers of the whole shape, so that the stream ends about half token and half context whatever
 //! the depth: it neither explodes nor forgets its token, and tokens keep choosing different experts.
 
-use super::draw::Fill;
+use super::Values;
+use super::draw::{Fill, Flat, Key};
+use super::router::{self, Router};
 use super::shape::{Delta, Family, FeedForward, RopeScaling, Shape};
 
 /// Deviation of the router's logits: the best of a few hundred experts gets some twenty percent.
@@ -36,15 +38,26 @@ pub(crate) struct Tensor {
     pub(crate) col_order: Order,
 }
 
+impl Tensor {
+    fn flatten(&mut self, where_to: Flat) {
+        if let Content::Affine { flat, .. } = &mut self.content {
+            *flat = where_to;
+        }
+    }
+}
+
 /// What a tensor holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Content {
     /// 4-bit codes with a scale and a bias for each group.
-    Affine { std: f32 },
+    Affine { std: f32, flat: Flat },
     /// f32 values.
     Plain(Fill),
     /// f32 values that GGUF stores as −exp(value).
     NegativeExp(Fill),
+    /// A tuned router: f32 values around zero, and in the first `columns` the same value, which
+    /// makes the row's expert more or less popular.
+    Router { std: f32, columns: usize, popularity: Vec<f32> },
     /// f32 values that are not random.
     Fixed(Vec<f32>),
 }
@@ -86,8 +99,8 @@ impl Order {
 }
 
 /// All tensors of the first `layers` layers of a shape, in the order they are written.
-pub(crate) fn tensors(shape: &Shape, layers: usize) -> Vec<Tensor> {
-    let mut list = List { shape, tensors: Vec::new() };
+pub(crate) fn tensors(shape: &Shape, layers: usize, values: Values) -> Vec<Tensor> {
+    let mut list = List { shape, values, tensors: Vec::new() };
     list.embedding();
     for layer in 0..layers {
         list.layer(layer);
@@ -98,6 +111,7 @@ pub(crate) fn tensors(shape: &Shape, layers: usize) -> Vec<Tensor> {
 
 struct List<'a> {
     shape: &'a Shape,
+    values: Values,
     tensors: Vec<Tensor>,
 }
 
@@ -112,11 +126,21 @@ impl List<'_> {
         self.stream_std() * 2.0 / (2.0 * self.shape.layers as f32).sqrt()
     }
 
+    /// How many of the stream's first columns stay as the embedding made them.
+    fn still_columns(&self) -> usize {
+        match self.values.router {
+            Router::Uniform => 0,
+            // Whatever shares a scale.
+            Router::Tuned => self.values.group,
+        }
+    }
+
     fn embedding(&mut self) {
         let (vocab, hidden) = (self.shape.vocab, self.shape.hidden);
         let gain = self.stream_std() * (hidden as f32).sqrt();
         let name = self.model("embed_tokens");
-        self.linear(name, "token_embd.weight".into(), [vocab, hidden], gain);
+        let flat = Flat::Columns { count: self.still_columns(), value: self.stream_std() };
+        self.linear(name, "token_embd.weight".into(), [vocab, hidden], gain).flatten(flat);
         if let Some(scaling) = self.shape.rope_scaling {
             self.rope_factors(&scaling);
         }
@@ -151,7 +175,7 @@ impl List<'_> {
         };
         let norm = format!("{path}.post_attention_layernorm.weight");
         self.vector(norm, format!("{block}.{name}.weight"), shape.hidden, Fill::NearOne);
-        self.feed_forward(&format!("{path}.mlp"), &block);
+        self.feed_forward(&format!("{path}.mlp"), &block, layer);
     }
 
     fn attention(&mut self, path: &str, block: &str) {
@@ -172,9 +196,8 @@ impl List<'_> {
             let gguf = format!("{block}.{theirs}.weight");
             self.linear(format!("{path}.{ours}"), gguf, [rows, hidden], 1.0).row_order = order;
         }
-        let gain = self.output_gain();
         let gguf = format!("{block}.attn_output.weight");
-        self.linear(format!("{path}.o_proj"), gguf, [hidden, query], gain);
+        self.output_linear(format!("{path}.o_proj"), gguf, query);
         if shape.family != Family::Llama {
             for (ours, theirs) in [("q_norm", "attn_q_norm"), ("k_norm", "attn_k_norm")] {
                 let gguf = format!("{block}.{theirs}.weight");
@@ -199,10 +222,9 @@ impl List<'_> {
             let gguf = format!("{block}.{theirs}.weight");
             self.linear(format!("{path}.{ours}"), gguf, [rows, hidden], 1.0).row_order = order;
         }
-        let gain = self.output_gain();
         let out = format!("{path}.out_proj");
         let gguf = format!("{block}.ssm_out.weight");
-        self.linear(out, gguf, [hidden, delta.value_width()], gain).col_order = values;
+        self.output_linear(out, gguf, delta.value_width()).col_order = values;
 
         let std = 1.0 / (Delta::TAPS as f32).sqrt();
         self.push(Tensor {
@@ -229,15 +251,15 @@ impl List<'_> {
         self.vector(norm, format!("{block}.ssm_norm.weight"), delta.head_dim, Fill::NearOne);
     }
 
-    fn feed_forward(&mut self, path: &str, block: &str) {
+    fn feed_forward(&mut self, path: &str, block: &str, layer: usize) {
         match self.shape.feed_forward {
             FeedForward::Dense { width } => self.swiglu(path, block, "", None, width),
-            FeedForward::Experts { count, width, shared, .. } => {
+            FeedForward::Experts { count, used, width, shared } => {
                 let hidden = self.shape.hidden;
                 let router = format!("{path}.gate.weight");
-                let std = ROUTER_STD / (hidden as f32).sqrt();
+                let content = self.router(&router, [count, used], layer);
                 let gguf = format!("{block}.ffn_gate_inp.weight");
-                self.matrix(router, gguf, [count, hidden], Fill::Normal { std });
+                self.matrix(router, gguf, [count, hidden], Fill::NearOne).content = content;
                 self.swiglu(&format!("{path}.switch_mlp"), block, "_exps", Some(count), width);
                 if let Some(width) = shared {
                     let gate = format!("{path}.shared_expert_gate.weight");
@@ -251,17 +273,36 @@ impl List<'_> {
         }
     }
 
+    fn router(&self, name: &str, [experts, used]: [usize; 2], layer: usize) -> Content {
+        let (hidden, columns) = (self.shape.hidden, self.still_columns());
+        let root = |count: usize| (count as f32).sqrt();
+        let std = ROUTER_STD / root(hidden);
+        match self.values.router {
+            Router::Uniform => Content::Plain(Fill::Normal { std }),
+            Router::Tuned => {
+                // Before the norm, which divides both alike: noise from the columns that move, and
+                // popularity from those that keep the size they began with.
+                let growth = router::stream_growth(self.shape, layer);
+                let noise = std * root(hidden - columns) * growth;
+                let key = Key::new(self.values.seed, name);
+                let mut popularity = router::popularity(key, experts, used);
+                popularity.iter_mut().for_each(|value| *value *= noise / columns as f32);
+                Content::Router { std, columns, popularity }
+            }
+        }
+    }
+
     /// Gate, up and down; a stack of them for experts.
     fn swiglu(&mut self, path: &str, block: &str, kind: &str, stack: Option<usize>, width: usize) {
         let hidden = self.shape.hidden;
-        let gain = self.output_gain();
-        for (ours, theirs, rows, cols, gain) in [
-            ("gate_proj", "ffn_gate", width, hidden, 1.0),
-            ("up_proj", "ffn_up", width, hidden, 1.0),
-            ("down_proj", "ffn_down", hidden, width, gain),
-        ] {
-            let gguf = format!("{block}.{theirs}{kind}.weight");
-            let linear = self.linear(format!("{path}.{ours}"), gguf, [rows, cols], gain);
+        for (ours, theirs) in
+            [("gate_proj", "ffn_gate"), ("up_proj", "ffn_up"), ("down_proj", "ffn_down")]
+        {
+            let (name, gguf) = (format!("{path}.{ours}"), format!("{block}.{theirs}{kind}.weight"));
+            let linear = match ours {
+                "down_proj" => self.output_linear(name, gguf, width),
+                _ => self.linear(name, gguf, [width, hidden], 1.0),
+            };
             if let Some(count) = stack {
                 linear.shape.insert(0, count);
                 linear.dimensions.push(count as u64);
@@ -310,7 +351,16 @@ impl List<'_> {
         gain: f32,
     ) -> &mut Tensor {
         let tensor = self.matrix(mlx, gguf, [rows, cols], Fill::NearOne);
-        tensor.content = Content::Affine { std: gain / (cols as f32).sqrt() };
+        tensor.content = Content::Affine { std: gain / (cols as f32).sqrt(), flat: Flat::Nowhere };
+        tensor
+    }
+
+    /// A matrix that writes to the residual stream, but not to what stays still there.
+    fn output_linear(&mut self, mlx: String, gguf: String, cols: usize) -> &mut Tensor {
+        let (hidden, gain) = (self.shape.hidden, self.output_gain());
+        let flat = Flat::Rows { of: hidden, count: self.still_columns() };
+        let tensor = self.linear(mlx, gguf, [hidden, cols], gain);
+        tensor.flatten(flat);
         tensor
     }
 

@@ -1,5 +1,7 @@
 //! The two formats hold one model, and our loader and engine take it.
 
+mod router;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +10,9 @@ use checkpoint::{Checkpoint, Dtype, Encoding};
 use half::f16;
 
 use super::shape::{Delta, Family, find, names};
-use super::{Error, Format, Request, Values, draw, mlx, refuse_full_disk, tensors, write};
+use super::{Error, Format, Request, Router, Values, draw, mlx, refuse_full_disk, tensors, write};
+
+const VALUES: Values = Values { seed: 7, group: 32, router: Router::Uniform };
 
 const TINY: [&str; 6] = [
     "tiny-qwen3.5",
@@ -20,8 +24,7 @@ const TINY: [&str; 6] = [
 ];
 
 fn request(like: &str, format: Format, out: PathBuf) -> Request {
-    let values = Values { seed: 7, group: 32 };
-    Request::new(like, None, values, format, out).expect("a shape")
+    Request::new(like, None, VALUES, format, out).expect("a shape")
 }
 
 #[track_caller]
@@ -183,9 +186,8 @@ fn converted(like: &str, gguf: &str, values: &[f32], [rows, cols]: [usize; 2]) -
 }
 
 #[track_caller]
-fn check_same_model(like: &str, group: usize) {
+fn check_same_model(like: &str, values: Values) {
     let folder = tempfile::tempdir().expect("a folder");
-    let values = Values { seed: 7, group };
     let synth_as = |format, name: &str| {
         let request = Request::new(like, None, values, format, folder.path().join(name));
         synth(&request.expect("a shape"))
@@ -194,7 +196,7 @@ fn check_same_model(like: &str, group: usize) {
     let gguf = Gguf::open(&synth_as(Format::Gguf, "model.gguf"));
     let shape = find(like).expect("a shape");
     let mut compared = 0;
-    for tensor in tensors::tensors(&shape, shape.layers) {
+    for tensor in tensors::tensors(&shape, shape.layers, values) {
         let theirs = gguf.values(&tensor.gguf);
         let Some(name) = &tensor.mlx else { continue };
         let quantised = matches!(tensor.content, tensors::Content::Affine { .. });
@@ -212,9 +214,12 @@ fn check_same_model(like: &str, group: usize) {
 #[test]
 fn both_formats_decode_to_the_same_weights() {
     for like in TINY {
-        check_same_model(like, 32);
+        check_same_model(like, VALUES);
     }
-    check_same_model("tiny-qwen3.5-moe", 64);
+    check_same_model("tiny-qwen3.5-moe", Values { group: 64, ..VALUES });
+    for like in ["tiny-qwen3.5-moe", "tiny-qwen3-moe"] {
+        check_same_model(like, Values { router: Router::Tuned, ..VALUES });
+    }
 }
 
 #[test]
@@ -272,7 +277,7 @@ fn every_shape_is_one_that_the_loader_knows() {
         let shape = find(like).expect("a shape");
         let layers = shape.layers.min(4);
         let folder = tempfile::tempdir().expect("a folder");
-        let tensors = tensors::tensors(&shape, layers);
+        let tensors = tensors::tensors(&shape, layers, VALUES);
         mlx::write_holes(folder.path(), &shape, layers, &tensors);
         let checkpoint = Checkpoint::open(folder.path()).expect("opens");
         let spec = model::arch::spec(&checkpoint).unwrap_or_else(|error| panic!("{like}: {error}"));
@@ -288,7 +293,7 @@ fn shapes_have_the_parameters_their_names_say() {
         let shape = find(like).expect("a shape");
         let billions = |part: &str| part.strip_suffix('b').and_then(|n| n.parse::<f64>().ok());
         let said = like.split('-').find_map(billions).expect("a size") * 1e9;
-        let tensors = tensors::tensors(&shape, shape.layers);
+        let tensors = tensors::tensors(&shape, shape.layers, VALUES);
         let counted: f64 = tensors.iter().map(|t| (t.rows * t.cols) as f64).sum();
         let ratio = counted / said;
         assert!((0.9..1.25).contains(&ratio), "{like} has {counted:.3e} parameters");
@@ -298,9 +303,17 @@ fn shapes_have_the_parameters_their_names_say() {
 /// Activations neither explode nor vanish, and different tokens give different answers.
 #[test]
 fn the_engine_runs_a_synthetic_model() {
+    for router in [Router::Uniform, Router::Tuned] {
+        check_runs("tiny-qwen3.5-moe", router);
+    }
+}
+
+#[track_caller]
+fn check_runs(like: &str, router: Router) {
     let folder = tempfile::tempdir().expect("a folder");
-    let out = synth(&request("tiny-qwen3.5-moe", Format::Mlx, folder.path().join("model")));
-    let checkpoint = Checkpoint::open(&out).expect("opens");
+    let mut request = request(like, Format::Mlx, folder.path().join("model"));
+    request.values.router = router;
+    let checkpoint = Checkpoint::open(&synth(&request)).expect("opens");
     let options = engine::Options { context: 64, ..engine::Options::default() };
     let mut runner = engine::Runner::load(&checkpoint, &options, &|_, _| {}).expect("loads");
     let mut sequence = runner.sequence().expect("a sequence");
@@ -353,22 +366,24 @@ fn what_is_there_is_replaced_only_by_force() {
 
 #[test]
 fn what_cannot_be_is_said_before_anything_is_written() {
-    let values = Values { seed: 0, group: 32 };
     let new = |like: &str, layers, values| {
         Request::new(like, layers, values, Format::Mlx, PathBuf::from("out")).map(drop)
     };
-    let unknown = new("qwen9", None, values).expect_err("no such shape");
+    let unknown = new("qwen9", None, VALUES).expect_err("no such shape");
     assert_eq!(unknown.to_string(), "there is no shape `qwen9`");
     assert!(unknown.hint().is_some_and(|hint| hint.contains("qwen3.5-35b-a3b, ")));
     for layers in [0, 41] {
-        let error = new("Qwen3.5-35B-A3B", Some(layers), values).expect_err("too few or many");
+        let error = new("Qwen3.5-35B-A3B", Some(layers), VALUES).expect_err("too few or many");
         let expect = format!("qwen3.5-35b-a3b has 1 to 40 layers, not {layers}");
         assert_eq!(error.to_string(), expect);
     }
     assert!(matches!(
-        new("tiny-llama", None, Values { group: 48, ..values }),
+        new("tiny-llama", None, Values { group: 48, ..VALUES }),
         Err(Error::Group { .. })
     ));
+    let tuned = Values { router: Router::Tuned, ..VALUES };
+    let dense = new("tiny-llama", None, tuned).expect_err("no experts");
+    assert_eq!(dense.to_string(), "tiny-llama has no router");
 
     let folder = tempfile::tempdir().expect("a folder");
     let full = refuse_full_disk(&folder.path().join("a/b"), u64::MAX).expect_err("too much");

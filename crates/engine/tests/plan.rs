@@ -1,0 +1,273 @@
+//! The memory plan: what is resident, how many slots the rest buys, and that advice, once followed, helps.
+
+use std::path::Path;
+
+use checkpoint::Checkpoint;
+use engine::{Plan, PlanRequest, Streaming};
+use model::DecoderSpec;
+
+const PEBBLE: &str = "models/pebble";
+const MIXED: &str = "testdata/models/qwen3_moe-mixed";
+
+fn spec(model: &str) -> DecoderSpec {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    model::arch::spec(&Checkpoint::open(&folder).expect("checkpoint")).expect("spec")
+}
+
+/// A plan with nothing left to choose but the experts.
+fn request(memory_bytes: u64) -> PlanRequest {
+    PlanRequest {
+        memory_bytes: Some(memory_bytes),
+        context: Some(512),
+        chunk: Some(128),
+        ..PlanRequest::default()
+    }
+}
+
+#[track_caller]
+fn plan(spec: &DecoderSpec, request: &PlanRequest) -> Plan {
+    let plan = Plan::new(spec, request).expect("plan");
+    assert_eq!(plan.total_bytes, plan.rows.iter().map(|row| row.bytes).sum::<u64>());
+    assert_eq!(plan.fits, plan.total_bytes <= plan.budget_bytes);
+    assert_eq!(plan.fits, plan.hints.is_empty(), "{:?}", plan.hints);
+    assert_eq!(plan.streaming.is_some(), plan.options.slots.is_some());
+    plan
+}
+
+fn row(plan: &Plan, name: &str) -> u64 {
+    plan.rows.iter().find(|row| row.name == name).map_or(0, |row| row.bytes)
+}
+
+/// Bytes of everything but the experts, of the experts, and of one slot of a model with one size of them.
+fn sizes(spec: &DecoderSpec) -> (u64, u64, u64) {
+    let all = plan(spec, &request(u64::MAX));
+    let experts = row(&all, "routed experts");
+    let one = plan(spec, &PlanRequest { expert_slots: Some(40), ..request(u64::MAX) });
+    (all.total_bytes - experts, experts, row(&one, "expert slots") / 40)
+}
+
+#[test]
+fn what_fits_is_resident() {
+    for model in [PEBBLE, MIXED, "testdata/models/llama-4bit"] {
+        let spec = spec(model);
+        let most = plan(&spec, &request(u64::MAX));
+        let exact = plan(&spec, &request(most.total_bytes));
+        for plan in [most, exact] {
+            assert!(plan.fits && plan.streaming.is_none(), "{model}: {plan:?}");
+            assert_eq!(row(&plan, "routed experts"), spec.expert_bytes());
+            assert_eq!(plan.would_stream_bytes, 0);
+        }
+    }
+    // Unless it is asked for.
+    let always = PlanRequest { streaming: Streaming::Always, ..request(u64::MAX) };
+    let plan = plan(&spec(PEBBLE), &always);
+    assert_eq!(plan.streaming.expect("slots").slots, 256);
+}
+
+#[test]
+fn slots_fill_what_the_rest_leaves() {
+    let spec = spec(PEBBLE);
+    let (fixed, experts, slot) = sizes(&spec);
+    let mut fewer = usize::MAX;
+    for budget in [experts - 1, experts * 2 / 3, experts / 3, 40 * slot, 5 * slot, 4 * slot] {
+        let plan = plan(&spec, &request(fixed + budget));
+        let slots = plan.options.slots.as_ref().expect("slots");
+        assert!(plan.fits, "{budget}: {plan:?}");
+        assert_eq!(row(&plan, "expert slots"), slots.bytes);
+        assert!(fixed + slots.bytes + slot > fixed + budget, "one more would fit: {plan:?}");
+        assert!(slots.kept() <= fewer, "{budget}: {slots:?}");
+        fewer = slots.kept();
+        assert_eq!(plan.would_stream_bytes, experts - slots.bytes);
+    }
+    // One token's experts of one layer are the least.
+    assert_eq!(fewer, 4);
+    assert!(!plan(&spec, &request(fixed + 4 * slot - 1)).fits);
+}
+
+#[test]
+fn expectations_follow_the_slots() {
+    let spec = spec(PEBBLE);
+    // A token uses 4 of 32 experts in each of 8 layers.
+    let one_token: u64 = 32 * spec.expert_bytes() / 256;
+    let mut last = [0.0; 2];
+    for slots in [4, 30, 48, 80, 128, 200, 290] {
+        let request = PlanRequest { expert_slots: Some(slots), ..request(u64::MAX) };
+        let streaming = plan(&spec, &request).streaming.expect("slots");
+        assert!(streaming.slots + streaming.staging_slots <= slots);
+        let [even, published] = streaming.hit_rate;
+        assert!(even <= published && even >= last[0] && published >= last[1], "{streaming:?}");
+        // Fewer than one token's: nothing is there when it is wanted again.
+        assert_eq!(even > 0.0, streaming.slots >= 32, "{streaming:?}");
+        for (bytes, rate) in streaming.read_bytes_per_token.iter().zip(streaming.hit_rate) {
+            let expect = (1.0 - rate) * one_token as f64;
+            assert!((*bytes as f64 - expect).abs() < 2.0, "{streaming:?}");
+        }
+        last = streaming.hit_rate;
+    }
+    assert_eq!(last, [1.0, 1.0]);
+}
+
+#[test]
+fn too_few_slots_are_refused() {
+    #[track_caller]
+    fn check(model: &str, slots: usize, expect: &str) {
+        let request = PlanRequest { expert_slots: Some(slots), ..request(u64::MAX) };
+        let error = Plan::new(&spec(model), &request).expect_err("too few").to_string();
+        assert!(error.starts_with(expect), "{error}");
+    }
+    check(PEBBLE, 3, "3 expert slots are too few: a token needs 4");
+    // Two sizes of experts, two of each at once.
+    check(MIXED, 3, "3 expert slots are too few: a token needs 4");
+}
+
+#[test]
+fn a_mixed_model_has_slots_of_each_size() {
+    let spec = spec(MIXED);
+    let resident = plan(&spec, &request(u64::MAX));
+    let fixed = resident.total_bytes - spec.expert_bytes();
+    let least = PlanRequest { expert_slots: Some(4), ..request(u64::MAX) };
+    let least = row(&plan(&spec, &least), "expert slots");
+    for left in [least, least + 20_000, spec.expert_bytes() - 1] {
+        let plan = plan(&spec, &request(fixed + left));
+        assert!(plan.fits, "{left}: {plan:?}");
+        let slots = plan.options.slots.expect("slots");
+        assert_eq!(slots.lists.len(), 2);
+        assert!(slots.lists.iter().all(|list| list.kept >= 2), "{slots:?}");
+        assert!(slots.bytes <= left);
+    }
+    assert!(!plan(&spec, &request(fixed + least - 1)).fits);
+}
+
+#[test]
+fn a_streamed_model_leaves_most_of_the_memory_to_its_slots() {
+    let spec = spec(PEBBLE);
+    let (mut context, mut chunk) = (0, 0);
+    // From hardly enough to what would hold it all.
+    for mega in [230, 240, 260, 300, 400, 600, 1000, 2000] {
+        let request = PlanRequest {
+            memory_bytes: Some(mega << 20),
+            streaming: Streaming::Always,
+            ..PlanRequest::default()
+        };
+        let plan = plan(&spec, &request);
+        if !plan.fits {
+            continue;
+        }
+        let rest =
+            plan.budget_bytes - row(&plan, "weights every token uses") - row(&plan, "program");
+        let options = &plan.options;
+        assert!(row(&plan, "keys and values") <= rest / 8 + (1 << 20) || options.context == 2048);
+        assert!(row(&plan, "activations") <= rest / 8 || options.chunk == 64, "{plan:?}");
+        assert!(options.context >= context && options.chunk >= chunk, "{mega}: {options:?}");
+        (context, chunk) = (options.context, options.chunk);
+    }
+    assert_eq!((context, chunk), (8192, 2048));
+}
+
+/// A request changed as a hint says; `None` for one that is not an option of a request.
+fn follow(request: &PlanRequest, hint: &str) -> Option<PlanRequest> {
+    let mut words = hint.split(' ');
+    let (option, value) = (words.next()?, words.next()?);
+    let mut request = *request;
+    match option {
+        "--context" => request.context = Some(value.parse().expect("a number")),
+        "--memory" => {
+            let (number, unit) = value.split_at(value.len() - 1);
+            let unit = if unit == "G" { 1 << 30 } else { 1 << 20 };
+            request.memory_bytes = Some(number.parse::<u64>().expect("a number") * unit);
+        }
+        "--stream-experts" => {
+            assert_eq!(value, "auto");
+            request.streaming = Streaming::Auto;
+        }
+        "--expert-cache" => {
+            let mega: u64 = value.strip_suffix('M').expect("a size").parse().expect("a number");
+            request.expert_slots = None;
+            request.expert_cache_bytes = Some(mega << 20);
+        }
+        _ => return None,
+    }
+    Some(request)
+}
+
+/// Every hint of a plan that does not fit makes it fit, and these options are among them.
+#[track_caller]
+fn check_hints(spec: &DecoderSpec, request: &PlanRequest, expect: &[&str]) {
+    let refused = plan(spec, request);
+    assert!(!refused.fits, "{refused:?}");
+    let options: Vec<&str> =
+        refused.hints.iter().map(|hint| hint.split(' ').next().expect("a word")).collect();
+    assert_eq!(options, expect, "{:?}", refused.hints);
+    for hint in &refused.hints {
+        if let Some(followed) = follow(request, hint) {
+            let plan = plan(spec, &followed);
+            assert!(plan.fits, "{hint:?}: {} of {}", plan.total_bytes, plan.budget_bytes);
+        } else {
+            // Fewer experts are a property of the spec.
+            let fewer = hint.strip_prefix("--experts-per-token ").expect("a known option");
+            let mut spec = spec.clone();
+            let fewer = fewer.split(' ').next().expect("a number").parse().expect("a number");
+            spec.limit_experts_per_token(fewer);
+            assert!(plan(&spec, request).fits, "{hint:?}");
+        }
+    }
+}
+
+#[test]
+fn advice_helps() {
+    let spec = spec(PEBBLE);
+    let (fixed, experts, slot) = sizes(&spec);
+    // Too long a context.
+    let long = PlanRequest { context: Some(8192), ..request(fixed + 4 * slot) };
+    check_hints(&spec, &long, &["--context", "--memory"]);
+    // Less than the weights every token uses.
+    check_hints(&spec, &request(1 << 20), &["--memory"]);
+    check_hints(
+        &spec,
+        &PlanRequest { context: None, chunk: None, ..request(1 << 20) },
+        &["--memory"],
+    );
+    // Room for three experts where a token wants four.
+    check_hints(&spec, &request(fixed + 3 * slot), &["--memory", "--experts-per-token"]);
+    // Experts that must be in memory and would not have to.
+    let never = PlanRequest { streaming: Streaming::Never, ..request(fixed + experts / 2) };
+    check_hints(&spec, &never, &["--memory", "--stream-experts"]);
+    // They would not fit on the disk either.
+    let never = PlanRequest { streaming: Streaming::Never, ..request(fixed / 2) };
+    check_hints(&spec, &never, &["--memory"]);
+    // More slots than there is room for.
+    let many = PlanRequest { expert_slots: Some(200), ..request(fixed + 60 * slot) };
+    check_hints(&spec, &many, &["--memory", "--expert-cache"]);
+    let large = PlanRequest { expert_cache_bytes: Some(1 << 24), ..request(fixed + 60 * slot) };
+    check_hints(&spec, &large, &["--memory", "--expert-cache"]);
+    // Several sequences share the positions.
+    let several = PlanRequest { sequences: Some(3), ..request(u64::MAX) };
+    let enough = plan(&spec, &several).total_bytes - experts + 4 * slot;
+    let several = PlanRequest { context: Some(8192), memory_bytes: Some(enough), ..several };
+    check_hints(&spec, &several, &["--context", "--memory"]);
+    // A context that would have to be none at all.
+    let none = PlanRequest { context: Some(1024), ..request(fixed - (1 << 20) + 4 * slot) };
+    check_hints(&spec, &none, &["--memory"]);
+}
+
+#[test]
+fn too_small_a_cache_is_refused() {
+    for model in [PEBBLE, MIXED] {
+        let request = PlanRequest { expert_cache_bytes: Some(9000), ..request(u64::MAX) };
+        let error = Plan::new(&spec(model), &request).expect_err("too few").to_string();
+        assert!(error.contains("expert slots are too few: a token needs 4"), "{error}");
+    }
+}
+
+#[test]
+fn each_thread_has_its_memory() {
+    let spec = spec(PEBBLE);
+    let with = |threads| {
+        let request = PlanRequest { threads: Some(threads), ..request(u64::MAX) };
+        let plan = plan(&spec, &request);
+        assert_eq!(plan.options.threads, threads);
+        row(&plan, "activations")
+    };
+    assert_eq!(with(9) - with(1), 4 * (with(3) - with(1)));
+    assert!(with(3) > with(1));
+}

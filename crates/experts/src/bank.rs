@@ -1,0 +1,321 @@
+//! The bank a streamed model runs on: slots of memory, a policy that assigns them, a reader that fills them.
+//!
+//! One visit at a time. A visit takes its schedule from the cache, starts every read it can at once and
+//! hands experts over as they are in memory; a slot is written only while nobody holds it and read only
+//! after all its reads have ended well. All memory is taken when the bank is made.
+
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use compute::{Activation, ExpertBank, Visit};
+use machine::pages::Pages;
+
+use crate::cache::{Cache, Manner};
+use crate::device::Device;
+use crate::geometry::{Geometry, LayerSize, Slots};
+use crate::reader::{Method, Priority, Read, Reader};
+use crate::record::{LayerExperts, Record};
+use crate::routing_log::{Header, LOG_VERSION, RoutingLog};
+use crate::state::{SlotState, State};
+use crate::statistics::{Activity, Statistics, VisitRecord};
+use crate::visit::StreamedVisit;
+use crate::{Error, Result};
+
+/// What a bank is made of.
+#[derive(Clone, Debug)]
+pub struct BankOptions {
+    /// How gate and up meet.
+    pub activation: Activation,
+    /// Width of an expert's hidden layer.
+    pub intermediate: usize,
+    /// Slots of each size.
+    pub slots: Slots,
+    /// How reads are queued.
+    pub method: Method,
+    /// How long a read may take.
+    pub stall: Duration,
+    /// Whether to read experts that a layer's router chooses before the layer's mixer has run.
+    pub look_ahead: bool,
+}
+
+/// Experts that are read when they are wanted.
+#[derive(Debug)]
+pub struct StreamedBank {
+    /// Before the arena: dropping it ends the reads into it.
+    pub(crate) reader: Reader,
+    pub(crate) core: Arc<Core>,
+    pub(crate) layers: Vec<Option<LayerExperts>>,
+    pub(crate) geometry: Geometry,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) arena: Arena,
+    options: BankOptions,
+    /// Held during a visit.
+    turn: Mutex<()>,
+}
+
+/// What visitors and reader threads share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    state: Mutex<State>,
+    pub(crate) landed: Condvar,
+}
+
+impl Core {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves counters that may be off by one visit, not memory that is unsafe:
+        // reads in flight are counted slot by slot.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The memory of all slots.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    _pages: Pages,
+    start: *mut u8,
+    /// By slot: where it begins and how long it is.
+    slots: Vec<(usize, usize)>,
+}
+
+// SAFETY: the arena owns its pages; who may read or write which slot is decided under the state's lock.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    fn new(geometry: &Geometry, slots: &Slots) -> Result<Arena> {
+        let mut places = Vec::new();
+        let mut bytes = 0;
+        for (class, list) in geometry.classes().iter().zip(&slots.lists) {
+            for _ in 0..list.kept + list.staging {
+                places.push((bytes, class.slot_bytes));
+                bytes += class.slot_bytes;
+            }
+        }
+        let mut pages = Pages::new(bytes).map_err(|source| Error::Memory { bytes, source })?;
+        pages.prefault();
+        let start = pages.as_mut_ptr();
+        Ok(Arena { _pages: pages, start, slots: places })
+    }
+
+    /// Where a slot begins.
+    pub(crate) fn target(&self, slot: u32, offset: usize) -> std::ptr::NonNull<u8> {
+        let (start, len) = self.slots[slot as usize];
+        assert!(offset < len, "an offset outside its slot");
+        // SAFETY: inside the pages, so not null either.
+        unsafe { std::ptr::NonNull::new_unchecked(self.start.add(start + offset)) }
+    }
+
+    /// A slot's bytes.
+    ///
+    /// # Safety
+    /// No read into the slot may be in flight or begin while the slice lives.
+    pub(crate) unsafe fn slot(&self, slot: u32) -> &[u8] {
+        let (start, len) = self.slots[slot as usize];
+        // SAFETY: inside the pages; the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(start), len) }
+    }
+}
+
+impl StreamedBank {
+    /// A bank with empty slots over the experts of `layers` (`None` for layers without), read from `device`.
+    pub fn new(
+        layers: Vec<Option<LayerExperts>>,
+        device: Arc<dyn Device>,
+        options: BankOptions,
+    ) -> Result<StreamedBank> {
+        let sizes: Vec<_> = layers.iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
+        let geometry = Geometry::new(&sizes);
+        let arena = Arena::new(&geometry, &options.slots)?;
+        let cache = Cache::new(&options.slots.lists, geometry.class_of_keys());
+        let slots = (0..cache.slot_count()).map(|_| SlotState::default()).collect();
+        let core =
+            Arc::new(Core { state: Mutex::new(State::new(cache, slots)), landed: Condvar::new() });
+        let done = {
+            let core = Arc::clone(&core);
+            Arc::new(move |ticket: u64, outcome: Result<()>| {
+                core.lock().land(ticket as u32, outcome);
+                core.landed.notify_all();
+            })
+        };
+        let reader = Reader::start(Arc::clone(&device), options.method, done)?;
+        Ok(StreamedBank {
+            reader,
+            core,
+            layers,
+            geometry,
+            device,
+            arena,
+            options,
+            turn: Mutex::new(()),
+        })
+    }
+
+    /// What it was made of.
+    pub fn options(&self) -> &BankOptions {
+        &self.options
+    }
+
+    /// Sizes of its experts.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The files it reads.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The experts of each layer.
+    pub fn layers(&self) -> &[Option<LayerExperts>] {
+        &self.layers
+    }
+
+    /// What happened so far.
+    pub fn statistics(&self) -> Statistics {
+        let state = self.core.lock();
+        Statistics {
+            hits: state.cache.counts().hits,
+            misses: state.cache.counts().misses,
+            read_bytes: state.read_bytes,
+            failed: state.failed,
+            ahead: state.ahead,
+            ahead_used: state.cache.counts().staged,
+            waited: state.waited,
+            reads: self.reader.statistics(),
+        }
+    }
+
+    /// Writes which experts each visit wants to a file, from now on.
+    pub fn record_routing(&self, path: &Path, fixed_bytes: u64) -> Result<()> {
+        let layers = self.layers.iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
+        let slots = self.options.slots.clone();
+        let header = Header { version: LOG_VERSION, layers, slots, fixed_bytes };
+        self.core.lock().log = Some(RoutingLog::create(path, &header)?);
+        Ok(())
+    }
+
+    /// Ends the recording of routing; an error if the file could not be written to its end.
+    pub fn finish_routing(&self) -> Result<()> {
+        self.core.lock().log.take().map_or(Ok(()), RoutingLog::finish)
+    }
+
+    /// Remembers each visit from now on, and what threads did in it; or no more.
+    pub fn observe(&self, on: bool) {
+        let mut state = self.core.lock();
+        state.visits = on.then(Vec::new);
+        state.activities = Vec::new();
+    }
+
+    /// What threads did in the visits since the last call, if they are observed.
+    pub fn take_activities(&self) -> Vec<Activity> {
+        std::mem::take(&mut self.core.lock().activities)
+    }
+
+    /// The visits since the last call, if they are observed.
+    pub fn take_visits(&self) -> Vec<VisitRecord> {
+        self.core.lock().visits.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Hands over whatever experts are in slots instead of the wanted ones, without reading or counting:
+    /// what is computed is worthless, but takes the time it would take if everything were in memory.
+    pub fn rehearse(&self, on: bool) {
+        self.core.lock().rehearsing = on;
+    }
+
+    /// The reader, for traces and plain reads.
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// Adds the reads that bring an expert into a slot: their bytes.
+    pub(crate) fn reads_into(
+        &self,
+        layer: usize,
+        expert: u32,
+        slot: u32,
+        reads: &mut Vec<Read>,
+    ) -> u64 {
+        let layer = self.layers[layer].as_ref().expect("a layer with experts");
+        let record = Record::new(layer, expert as usize);
+        reads.extend(record.pieces().map(|piece| Read {
+            file: piece.file,
+            offset: piece.offset,
+            target: self.arena.target(slot, piece.slot_offset),
+            len: piece.len,
+            needed: piece.needed,
+            ticket: u64::from(slot),
+        }));
+        record.slot_bytes() as u64
+    }
+
+    /// The layer and index of an expert.
+    pub(crate) fn owner(&self, key: u32) -> (&LayerExperts, u32) {
+        let layers = self.layers.iter().enumerate();
+        let mut found = None;
+        for (index, layer) in layers {
+            if let (Some((_, first)), Some(layer)) = (self.geometry.layer(index), layer)
+                && key >= first
+                && key < first + layer.layout.experts() as u32
+            {
+                found = Some((layer, key - first));
+            }
+        }
+        found.expect("a key of this bank")
+    }
+}
+
+impl ExpertBank for StreamedBank {
+    fn intermediate(&self) -> usize {
+        self.options.intermediate
+    }
+
+    fn activation(&self) -> Activation {
+        self.options.activation
+    }
+
+    fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], rows: usize) -> Box<dyn Visit + 'a> {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let (class, first_key) = self.geometry.layer(layer).expect("a layer with experts");
+        let manner = Manner::of(rows, || self.geometry.share(class, &self.options.slots));
+        let visit =
+            StreamedVisit { bank: self, layer, first_key, stall: self.options.stall, _turn: turn };
+        let mut state = self.core.lock();
+        if state.rehearsing {
+            state.rehearse(wanted, first_key, class, &self.geometry, &self.options.slots);
+        } else {
+            if let Some(log) = &mut state.log {
+                log.visit(layer, rows, wanted);
+            }
+            state.begin(layer, rows, wanted, first_key, manner);
+            visit.start(&mut state);
+        }
+        drop(state);
+        Box::new(visit)
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.options.look_ahead
+    }
+
+    fn expect(&self, layer: usize, likely: &[u32]) {
+        let Some((_, first_key)) = self.geometry.layer(layer) else { return };
+        let mut state = self.core.lock();
+        if !state.trusts_guesses() {
+            return;
+        }
+        let mut reads = Vec::new();
+        for &expert in likely {
+            let Some(slot) = state.stage(first_key + expert) else { continue };
+            let before = reads.len();
+            let bytes = self.reads_into(layer, expert, slot, &mut reads);
+            state.begin_ahead(slot, first_key + expert, reads.len() - before, bytes);
+        }
+        drop(state);
+        if !reads.is_empty() {
+            // SAFETY: as for a visit's reads; a staged slot is used by no step.
+            unsafe { self.reader.submit(&reads, Priority::Ahead) }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Files that can be read at any position, whatever holds them.
+//!
+//! A device knows nothing of experts, slots or queues. One call is one attempt: it may bring fewer
+//! bytes than asked for, and it may fail; the reader above decides what that means.
+
+mod faulty;
+mod files;
+
+use std::fmt::Debug;
+use std::io;
+use std::path::Path;
+
+use checkpoint::FileIndex;
+
+pub use faulty::{Fault, Faulty, Rule};
+pub use files::{Access, Files};
+
+use crate::Result;
+
+/// Reads begin, end and land at multiples of this. Every disk of today accepts it for direct reads.
+pub const ALIGNMENT: usize = 4096;
+
+/// The weight files of one checkpoint.
+pub trait Device: Debug + Send + Sync {
+    /// Brings up to `out.len()` bytes from `offset` on: how many came. Zero only at the end of the file.
+    fn read(&self, file: FileIndex, offset: u64, out: &mut [u8]) -> io::Result<usize>;
+
+    /// The file's path, for messages.
+    fn path(&self, file: FileIndex) -> &Path;
+
+    /// Whether a file is still what it was when it was opened.
+    fn check_unchanged(&self, file: FileIndex) -> Result<()>;
+
+    /// The descriptor to read a file by, for queues of the system's own; `None` where only
+    /// [`Device::read`] will do.
+    #[cfg(target_os = "linux")]
+    fn descriptor(&self, _file: FileIndex) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
+    /// Lets the system drop what it keeps in memory of a range of the file. Advice: it may do nothing.
+    fn forget(&self, _file: FileIndex, _offset: u64, _len: usize) {}
+
+    /// Whether the bytes are in memory already, so that there is no disk to be measured.
+    fn is_memory(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,511 @@
+//! How to read these files best: a short trial of this disk with the reads that will be made.
+//!
+//! A table of disks would be wrong on the next machine: the file system, the virtual machine and the
+//! kernel decide as much as the disk does. So each way is tried for some milliseconds, several times in
+//! turn, on places no earlier trial has touched, and its best time counts: what else the machine does
+//! can only make a trial slower. Simple ways win unless another is clearly faster.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use checkpoint::FileIndex;
+
+use crate::device::{ALIGNMENT, Access};
+use crate::reader::{Method, Priority, Queue, READ_LIMIT_BYTES, Read, Reader};
+use crate::{Device, Error, Result};
+
+/// A read to try: file, offset, length. Offset and length are multiples of [`ALIGNMENT`].
+pub type Sample = (FileIndex, u64, usize);
+
+/// The numbers of reads under way that are tried.
+pub const DEPTHS: [usize; 4] = [4, 8, 16, 32];
+
+/// More reads under way must win by this factor: each costs a thread, delays the urgent ones and lands
+/// later. Trials differ by some percent from one time to the next on a busy machine.
+const DEEPER_FACTOR: f64 = 1.05;
+/// io_uring must win over threads by this factor.
+const URING_FACTOR: f64 = 1.05;
+/// Buffered reads must win by this factor: they fill memory that is not in the plan.
+const BUFFERED_FACTOR: f64 = 1.25;
+
+/// A turn that moved less says little.
+const TURN_LEAST_BYTES: u64 = 4 << 20;
+/// How many turns each way gets, if time allows.
+const TURNS: u32 = 3;
+
+/// One way of reading, and how fast it was.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Through the file cache or past it.
+    pub access: Access,
+    /// The queue and its depth.
+    pub method: Method,
+    /// The best rate, or why there is none.
+    pub outcome: std::result::Result<f64, String>,
+}
+
+/// The way to read.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// Through the file cache or past it.
+    pub access: Access,
+    /// The queue and its depth.
+    pub method: Method,
+    /// How fast it was in its trial; 0 when nothing was tried.
+    pub bytes_per_second: f64,
+    /// All that was tried, in order.
+    pub tried: Vec<Trial>,
+}
+
+impl Choice {
+    /// A choice without a trial.
+    fn untried(access: Access, depth: usize) -> Choice {
+        let method = Method { queue: Queue::Threads, depth };
+        Choice { access, method, bytes_per_second: 0.0, tried: Vec::new() }
+    }
+}
+
+/// Chooses how to read. `open` opens the files; `samples` are reads as they will be made, spread over
+/// the files; `scratch` begins at a multiple of [`ALIGNMENT`] and holds some dozens of them. All trials
+/// together take about `budget`.
+///
+/// # Panics
+/// When `scratch` is not aligned or holds less than two blocks.
+pub fn choose(
+    open: &dyn Fn(Access) -> Result<Arc<dyn Device>>,
+    samples: &[Sample],
+    scratch: &mut [u8],
+    budget: Duration,
+) -> Result<Choice> {
+    let mut tried = Vec::new();
+    let direct = match open(Access::Direct) {
+        Ok(device) => Some(device),
+        Err(Error::Io { source, .. }) if is_refusal(&source) => {
+            tried.push(refused(Access::Direct, &source));
+            None
+        }
+        Err(error) => return Err(error),
+    };
+    if let Some(device) = &direct {
+        if device.is_memory() {
+            return Ok(Choice::untried(Access::Direct, DEPTHS[0]));
+        }
+        if samples.is_empty() {
+            return Ok(Choice::untried(Access::Direct, DEPTHS[1]));
+        }
+    } else if samples.is_empty() {
+        return Ok(Choice { tried, ..Choice::untried(Access::Buffered, DEPTHS[1]) });
+    }
+
+    // The first write to a page is slower than the rest; no trial should pay for it.
+    scratch.iter_mut().step_by(ALIGNMENT).for_each(|byte| *byte = 0);
+    // Two queues at each depth, and one buffered trial.
+    let share = budget / (TURNS * (2 * DEPTHS.len() as u32 + 1));
+    let deadline = Instant::now() + budget;
+    let mut course = Course { samples, scratch, next: 0, share, deadline, tried };
+    let direct = match direct {
+        Some(device) => course.warm_up(&device)?.then_some(device),
+        None => None,
+    };
+    for turn in 0..TURNS {
+        if let Some(device) = &direct {
+            course.try_direct(device)?;
+        }
+        // Beside direct reads one buffered trial is enough: it would have to win by far.
+        if direct.is_none() || turn == 0 {
+            let depths = match decide(&course.tried) {
+                Some(best) if direct.is_some() => &[course.tried[best].method.depth][..],
+                _ => &DEPTHS[..],
+            };
+            let device = open(Access::Buffered)?;
+            for &depth in depths {
+                let method = Method { queue: Queue::Threads, depth };
+                course.attempt(&device, Access::Buffered, method)?;
+            }
+        }
+    }
+    let tried = course.tried;
+    let Some(best) = decide(&tried) else {
+        return Ok(Choice { tried, ..Choice::untried(Access::Buffered, DEPTHS[1]) });
+    };
+    let Trial { access, method, .. } = tried[best];
+    let bytes_per_second = *tried[best].outcome.as_ref().unwrap_or(&0.0);
+    Ok(Choice { access, method, bytes_per_second, tried })
+}
+
+/// The rate, in bytes per second, at which the samples come when each is read once this way: the
+/// disk's ceiling for reads of their shape. `scratch` is as in [`choose`].
+///
+/// # Panics
+/// As [`choose`].
+pub fn throughput(
+    device: &Arc<dyn Device>,
+    method: Method,
+    samples: &[Sample],
+    scratch: &mut [u8],
+) -> Result<f64> {
+    let mut reads = samples.iter().copied();
+    let run = run(device, method, &mut || reads.next(), scratch, &|_, _| false)?;
+    Ok(run.rate())
+}
+
+/// Whether the answer means "not this way" rather than "this disk is broken".
+fn is_refusal(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
+}
+
+fn refused(access: Access, error: &io::Error) -> Trial {
+    let method = Method { queue: Queue::Threads, depth: DEPTHS[0] };
+    Trial { access, method, outcome: Err(error.to_string()) }
+}
+
+/// The number of the trial to go with: `None` when none has a rate. Trials of one kind come in order of
+/// depth.
+fn decide(tried: &[Trial]) -> Option<usize> {
+    let best = |access: Access, queue: Queue| {
+        let mut best: Option<(usize, f64)> = None;
+        for (index, trial) in tried.iter().enumerate() {
+            let Ok(rate) = trial.outcome else { continue };
+            let same = trial.access == access && trial.method.queue == queue;
+            if same && best.is_none_or(|(_, before)| rate > before * DEEPER_FACTOR) {
+                best = Some((index, rate));
+            }
+        }
+        best
+    };
+    let mut chosen = best(Access::Direct, Queue::Threads);
+    for (access, queue, factor) in [
+        (Access::Direct, Queue::Uring, URING_FACTOR),
+        (Access::Buffered, Queue::Threads, BUFFERED_FACTOR),
+    ] {
+        if let Some((index, rate)) = best(access, queue)
+            && chosen.is_none_or(|(_, before)| rate > before * factor)
+        {
+            chosen = Some((index, rate));
+        }
+    }
+    chosen.map(|(index, _)| index)
+}
+
+/// A series of trials.
+struct Course<'a> {
+    samples: &'a [Sample],
+    scratch: &'a mut [u8],
+    /// The next sample. Goes round when a fast disk has used them all.
+    next: usize,
+    /// The time of one turn.
+    share: Duration,
+    deadline: Instant,
+    tried: Vec<Trial>,
+}
+
+impl Course<'_> {
+    /// A few reads that are not timed: the file system has yet to find out where the files lie. Says
+    /// whether there can be direct reads; some file systems open a file for them and then refuse them.
+    fn warm_up(&mut self, device: &Arc<dyn Device>) -> Result<bool> {
+        let method = Method { queue: Queue::Threads, depth: DEPTHS[0] };
+        let mut first = self.samples.iter().take(2 * DEPTHS[0]).copied();
+        self.next = 2 * DEPTHS[0];
+        match run(device, method, &mut || first.next(), self.scratch, &|_, _| false) {
+            Ok(_) => Ok(true),
+            Err(Error::Io { source, .. }) if is_refusal(&source) => {
+                self.tried.push(refused(Access::Direct, &source));
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A turn of direct reads at each depth, by threads and by io_uring.
+    fn try_direct(&mut self, device: &Arc<dyn Device>) -> Result<()> {
+        for depth in DEPTHS {
+            let method = Method { queue: Queue::Threads, depth };
+            self.attempt(device, Access::Direct, method)?;
+        }
+        for depth in DEPTHS {
+            let method = Method { queue: Queue::Uring, depth };
+            // What the kernel refuses once it refuses always.
+            if self
+                .tried
+                .iter()
+                .any(|trial| trial.method.queue == Queue::Uring && trial.outcome.is_err())
+            {
+                break;
+            }
+            match self.attempt(device, Access::Direct, method) {
+                Err(Error::Io { source, .. }) => {
+                    let outcome = Err(source.to_string());
+                    self.tried.push(Trial { access: Access::Direct, method, outcome });
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A turn: reads for a share of the time, longer where that is too little to tell. Nothing when
+    /// no time is left, unless nothing was tried before.
+    fn attempt(&mut self, device: &Arc<dyn Device>, access: Access, method: Method) -> Result<()> {
+        let first = !self.tried.iter().any(|trial| trial.outcome.is_ok());
+        if !first && Instant::now() >= self.deadline {
+            return Ok(());
+        }
+        let (samples, next) = (self.samples, &mut self.next);
+        if access == Access::Buffered {
+            // The disk is to be timed, not what is in memory already.
+            for &(file, offset, len) in samples.iter().cycle().skip(*next % samples.len()).take(256)
+            {
+                device.forget(file, offset, len);
+            }
+        }
+        let mut sample = || {
+            let sample = samples[*next % samples.len()];
+            *next += 1;
+            Some(sample)
+        };
+        let (share, deadline, begun) = (self.share, self.deadline, Instant::now());
+        let enough = |bytes: u64, now: Instant| {
+            let in_time = now < deadline || first;
+            !in_time || (bytes >= TURN_LEAST_BYTES && now - begun >= share)
+        };
+        let run = run(device, method, &mut sample, self.scratch, &enough)?;
+        if run.bytes < TURN_LEAST_BYTES {
+            return Ok(());
+        }
+        let same = |trial: &&mut Trial| trial.access == access && trial.method == method;
+        match self.tried.iter_mut().find(same) {
+            Some(trial) => trial.outcome = trial.outcome.clone().map(|rate| rate.max(run.rate())),
+            None => self.tried.push(Trial { access, method, outcome: Ok(run.rate()) }),
+        }
+        Ok(())
+    }
+}
+
+/// What a run moved, and how long it took.
+struct Run {
+    bytes: u64,
+    elapsed: Duration,
+}
+
+impl Run {
+    fn rate(&self) -> f64 {
+        self.bytes as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// What the listener of a run knows.
+#[derive(Default)]
+struct Waves {
+    /// Reads of each wave that are not done.
+    left: [usize; 2],
+    failure: Option<Error>,
+}
+
+/// Reads samples in two waves that take turns, each with its half of the scratch memory: while one is
+/// waited for, the other keeps the disk busy. Ends when `enough` says so, given the bytes and the time,
+/// or when there are no more samples.
+fn run(
+    device: &Arc<dyn Device>,
+    method: Method,
+    sample: &mut dyn FnMut() -> Option<Sample>,
+    scratch: &mut [u8],
+    enough: &dyn Fn(u64, Instant) -> bool,
+) -> Result<Run> {
+    assert!(scratch.as_ptr().addr().is_multiple_of(ALIGNMENT), "scratch memory is not aligned");
+    let half_bytes = scratch.len() / 2 / ALIGNMENT * ALIGNMENT;
+    assert!(half_bytes > 0, "scratch memory of {} bytes", scratch.len());
+    let scratch = NonNull::from(scratch).cast::<u8>();
+
+    let waves = Arc::new((Mutex::new(Waves::default()), Condvar::new()));
+    let done = {
+        let waves = Arc::clone(&waves);
+        move |wave: u64, result: Result<()>| {
+            let mut state = waves.0.lock().unwrap_or_else(PoisonError::into_inner);
+            state.left[wave as usize] -= 1;
+            if let Err(error) = result {
+                state.failure.get_or_insert(error);
+            }
+            if state.left[wave as usize] == 0 {
+                waves.1.notify_one();
+            }
+        }
+    };
+    let reader = Reader::start(Arc::clone(device), method, Arc::new(done))?;
+
+    let start = Instant::now();
+    let mut carried = None;
+    let mut reads: Vec<Read> = Vec::new();
+    let mut failure = None;
+    for wave in (0..2).cycle() {
+        // Wait for this half of the memory.
+        let mut state = waves.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.left[wave] > 0 {
+            state = waves.1.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        failure = failure.or(state.failure.take());
+        if failure.is_some() || enough(reader.statistics().bytes, Instant::now()) {
+            break;
+        }
+        // Fill it with reads, one after the other. A wave is no longer than keeps the queue full, so
+        // that a slow disk is not asked for more than the time allows.
+        reads.clear();
+        let mut used = 0;
+        while reads.len() < 2 * method.depth
+            && let Some((file, offset, len)) = carried.take().or_else(&mut *sample)
+        {
+            let len = len.min(half_bytes).min(READ_LIMIT_BYTES);
+            if used + len > half_bytes {
+                carried = Some((file, offset, len));
+                break;
+            }
+            // SAFETY: `wave * half_bytes + used + len` is within the scratch memory.
+            let target = unsafe { scratch.add(wave * half_bytes + used) };
+            // One byte will do: the last read of a file may be short.
+            reads.push(Read { file, offset, target, len, needed: 1, ticket: wave as u64 });
+            used += len;
+        }
+        if reads.is_empty() {
+            break;
+        }
+        state.left[wave] = reads.len();
+        drop(state);
+        // SAFETY: the ranges of `reads` do not overlap, this wave's earlier reads are done, and the
+        // other wave has the other half. The scratch memory is borrowed until this function returns,
+        // and the reader is dropped before.
+        unsafe { reader.submit(&reads, Priority::Demand) };
+    }
+    // What has not begun is not waited for when time is what ended the run.
+    let ended_early = failure.is_some() || !reads.is_empty();
+    let mut state = waves.0.lock().unwrap_or_else(PoisonError::into_inner);
+    for wave in 0..2 {
+        if ended_early {
+            state.left[wave] -= reader.withdraw(wave as u64);
+        }
+        while state.left[wave] > 0 {
+            state = waves.1.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+    match failure.or(state.failure.take()) {
+        Some(error) => Err(error),
+        None => Ok(Run { bytes: reader.statistics().bytes, elapsed: start.elapsed() }),
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Access::Direct => "direct",
+            Access::Buffered => "buffered",
+        })
+    }
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Queue::Threads => "threads",
+            Queue::Uring => "io_uring",
+        })
+    }
+}
+
+/// One line: what is chosen, and what it was chosen from.
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Choice { access, method: Method { queue, depth }, bytes_per_second, tried } = self;
+        write!(f, "{access} reads, {depth} at a time by {queue}")?;
+        if *bytes_per_second > 0.0 {
+            write!(f, ", {:.2} GB/s", bytes_per_second / 1e9)?;
+        }
+        let mut kind = None;
+        for trial in tried {
+            let (access, queue) = (trial.access, trial.method.queue);
+            match kind.replace((access, queue)) {
+                Some(before) if before == (access, queue) => f.write_str(", ")?,
+                Some(_) => write!(f, "; {access} by {queue} ")?,
+                None => write!(f, " (tried {access} by {queue} ")?,
+            }
+            match &trial.outcome {
+                Ok(rate) => write!(f, "{}: {:.2}", trial.method.depth, rate / 1e9)?,
+                Err(problem) => write!(f, "{}: {problem}", trial.method.depth)?,
+            }
+        }
+        if kind.is_some() { f.write_str(")") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(access: Access, queue: Queue, depth: usize, rate: f64) -> Trial {
+        Trial { access, method: Method { queue, depth }, outcome: Ok(rate) }
+    }
+
+    /// Rates of direct reads by threads and by io_uring at each depth, and of buffered reads.
+    #[track_caller]
+    fn check(threads: [f64; 4], uring: [f64; 4], buffered: f64, expect: (Access, Queue, usize)) {
+        let mut tried = Vec::new();
+        for (queue, rates) in [(Queue::Threads, threads), (Queue::Uring, uring)] {
+            for (depth, rate) in DEPTHS.into_iter().zip(rates) {
+                tried.push(trial(Access::Direct, queue, depth, rate));
+            }
+        }
+        tried.push(trial(Access::Buffered, Queue::Threads, 8, buffered));
+        let Trial { access, method, .. } = &tried[decide(&tried).unwrap()];
+        assert_eq!((*access, method.queue, method.depth), expect);
+    }
+
+    #[test]
+    fn the_simple_way_wins_unless_another_is_clearly_faster() {
+        let (direct, buffered) = (Access::Direct, Access::Buffered);
+        let (threads, uring) = (Queue::Threads, Queue::Uring);
+        check([100.0; 4], [100.0; 4], 100.0, (direct, threads, 4));
+        check([100.0, 104.0, 104.5, 104.0], [104.0; 4], 124.0, (direct, threads, 4));
+        check([100.0, 110.0, 120.0, 121.0], [120.0; 4], 0.0, (direct, threads, 16));
+        check([100.0, 110.0, 110.0, 110.0], [100.0, 117.0, 120.0, 110.0], 0.0, (direct, uring, 8));
+        check([100.0; 4], [110.0; 4], 130.0, (direct, uring, 4));
+        check([100.0; 4], [110.0; 4], 140.0, (buffered, threads, 8));
+        check([90.0, 80.0, 85.0, 98.0], [0.0; 4], 0.0, (direct, threads, 32));
+    }
+
+    #[test]
+    fn what_could_not_be_tried_is_not_chosen() {
+        let refused = |access, queue| Trial {
+            access,
+            method: Method { queue, depth: 4 },
+            outcome: Err("no".to_owned()),
+        };
+        let mut tried = vec![refused(Access::Direct, Queue::Threads)];
+        assert_eq!(decide(&tried), None);
+        tried.push(trial(Access::Buffered, Queue::Threads, 8, 1.0));
+        assert_eq!(decide(&tried), Some(1));
+    }
+
+    #[test]
+    fn the_choice_reads_as_a_sentence() {
+        let tried = vec![
+            trial(Access::Direct, Queue::Threads, 4, 1.5e9),
+            trial(Access::Direct, Queue::Threads, 8, 2.25e9),
+            Trial {
+                access: Access::Direct,
+                method: Method { queue: Queue::Uring, depth: 4 },
+                outcome: Err("Operation not permitted (os error 1)".to_owned()),
+            },
+            trial(Access::Buffered, Queue::Threads, 8, 0.5e9),
+        ];
+        let Trial { access, method, .. } = tried[1];
+        let choice = Choice { access, method, bytes_per_second: 2.25e9, tried };
+        assert_eq!(
+            choice.to_string(),
+            "direct reads, 8 at a time by threads, 2.25 GB/s (tried direct by threads 4: 1.50, 8: 2.25; \
+             direct by io_uring 4: Operation not permitted (os error 1); buffered by threads 8: 0.50)"
+        );
+        let untried = Choice::untried(Access::Direct, 4);
+        assert_eq!(untried.to_string(), "direct reads, 4 at a time by threads");
+    }
+}

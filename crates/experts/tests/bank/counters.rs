@@ -1,0 +1,131 @@
+//! What the bank counts and records.
+
+use compute::ExpertBank;
+use experts::reads_of;
+
+use crate::support::{Dice, EXPERT_BYTES, EXPERTS, LAYERS, Model, Settings, within_patience};
+
+#[test]
+fn counters_add_up() {
+    within_patience(|| {
+        let model = Model::new();
+        for (kept, staging) in [(2, 0), (5, 2), (30, 8)] {
+            let settings = Settings { kept, staging, ..Settings::default() };
+            let bank = model.bank(model.device(), settings);
+            bank.observe(true);
+            let mut dice = Dice(3);
+            let mut wanted_in_all = 0;
+            let mut expected = Vec::new();
+            for _ in 0..80 {
+                let wanted = dice.experts(6);
+                let (layer, rows) = (dice.roll(LAYERS), [1, 100][dice.roll(2)]);
+                model.visit(&bank, layer, &wanted, rows, 2);
+                wanted_in_all += wanted.len();
+                expected.push((layer, rows, wanted.len()));
+            }
+            let statistics = bank.statistics();
+            let (hits, misses) = (statistics.hits, statistics.misses);
+            assert_eq!(hits + misses, wanted_in_all as u64);
+            assert!(misses > 0 && (kept < 30 || hits > 0), "{statistics:?}");
+            assert_eq!(statistics.hit_rate(), hits as f64 / wanted_in_all as f64);
+            assert_eq!(statistics.read_bytes, misses * EXPERT_BYTES as u64);
+            assert_eq!(statistics.reads.bytes, misses * EXPERT_BYTES as u64);
+            let reads = reads_of(model.layers[0].as_ref().unwrap(), 0).len() as u64;
+            assert_eq!(statistics.reads.reads, misses * reads);
+            assert_eq!((statistics.failed, statistics.reads.failed), (0, 0));
+
+            // Visit by visit they come to the same.
+            let visits = bank.take_visits();
+            let shapes =
+                visits.iter().map(|visit| (visit.layer, visit.rows, visit.hits + visit.misses));
+            assert_eq!(shapes.collect::<Vec<_>>(), expected);
+            assert_eq!(visits.iter().map(|visit| visit.hits as u64).sum::<u64>(), hits);
+            for visit in &visits {
+                assert_eq!(visit.missed_bytes, (visit.misses * EXPERT_BYTES) as u64);
+                assert!(visit.started <= visit.ended);
+            }
+            let waited = visits.iter().map(|visit| visit.waited).sum::<std::time::Duration>();
+            assert_eq!(waited, statistics.waited);
+            let activities = bank.take_activities();
+            let computed: usize = activities.iter().map(|activity| activity.experts).sum();
+            assert_eq!(computed, wanted_in_all);
+            assert!(activities.iter().all(|activity| activity.started <= activity.ended));
+        }
+    });
+}
+
+#[test]
+fn what_is_not_observed_is_not_kept() {
+    let model = Model::new();
+    let bank = model.bank(model.device(), Settings::default());
+    let visit = || model.visit(&bank, 0, &[1, 2, 3], 1, 1);
+    visit();
+    assert!(bank.take_visits().is_empty() && bank.take_activities().is_empty());
+    bank.observe(true);
+    visit();
+    assert_eq!(bank.take_visits().len(), 1);
+    assert!(bank.take_visits().is_empty(), "taken once");
+    visit();
+    bank.observe(false);
+    visit();
+    assert!(bank.take_visits().is_empty() && bank.take_activities().is_empty());
+}
+
+#[test]
+fn a_rehearsal_reads_nothing_and_counts_nothing() {
+    within_patience(|| {
+        let model = Model::new();
+        let bank = model.bank(model.device(), Settings { kept: 5, ..Settings::default() });
+        model.visit(&bank, 0, &[1, 2, 3], 1, 2);
+        model.visit(&bank, 1, &[7], 1, 2);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("routing");
+        bank.record_routing(&path, 0).unwrap();
+        let before = bank.statistics();
+        bank.rehearse(true);
+        let all: Vec<u32> = (0..EXPERTS as u32).collect();
+        for layer in 0..LAYERS {
+            let visit = bank.visit(layer, &all, 1);
+            let mut came = Vec::new();
+            while visit.next(4, true, &mut |experts| came.extend(experts.iter().map(|e| e.0)))
+                != compute::Turn::Finished
+            {}
+            came.sort_unstable();
+            assert_eq!(came, all);
+            assert!(visit.failures().is_empty());
+        }
+        bank.rehearse(false);
+        let after = bank.statistics();
+        assert_eq!((before.hits, before.misses), (after.hits, after.misses));
+        assert_eq!((before.read_bytes, before.reads.reads), (after.read_bytes, after.reads.reads));
+        bank.finish_routing().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1, "the header alone");
+        // What was kept still is, and is right.
+        model.visit(&bank, 0, &[3, 2, 1], 1, 2);
+        assert_eq!(bank.statistics().hits, before.hits + 3);
+        model.visit(&bank, 1, &[7, 8], 1, 2);
+    });
+}
+
+#[test]
+fn a_log_has_every_visit_in_order() {
+    let model = Model::new();
+    let bank = model.bank(model.device(), Settings::default());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("routing");
+    model.visit(&bank, 0, &[9], 1, 1);
+    bank.record_routing(&path, 12_345).unwrap();
+    let visits = [(0, 1, vec![5, 2, 7]), (1, 40, vec![1, 4, 0]), (0, 2, vec![2, 5, 6, 1])];
+    for (layer, rows, wanted) in &visits {
+        model.visit(&bank, *layer, wanted, *rows, 2);
+    }
+    bank.finish_routing().unwrap();
+    model.visit(&bank, 0, &[8], 1, 1);
+    let text = std::fs::read(&path).unwrap();
+    let (header, logged) = experts::routing_log::read(&text[..]).unwrap();
+    assert_eq!(header.fixed_bytes, 12_345);
+    assert_eq!(header.slots, bank.options().slots);
+    let logged: Vec<_> =
+        logged.into_iter().map(|visit| (visit.layer, visit.rows, visit.wanted)).collect();
+    assert_eq!(logged, visits);
+}

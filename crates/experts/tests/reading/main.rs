@@ -1,0 +1,15 @@
+//! Reading from disks that work, disks that fail, and files that change.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "these are tests; clippy.toml covers only the test functions"
+)]
+
+mod changes;
+mod faults;
+mod files;
+mod order;
+mod probe;
+mod support;
+#[cfg(target_os = "linux")]
+mod uring;

@@ -1,0 +1,132 @@
+//! The probe chooses what works. How fast things are is not a matter for a test.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use checkpoint::FileIndex;
+use experts::device::{ALIGNMENT, Access, Device, Fault, Faulty, Rule};
+use experts::probe::{DEPTHS, Sample, choose, throughput};
+use experts::reader::Queue;
+use experts::{Error, Result};
+use machine::pages::Pages;
+
+use crate::support::{LENGTHS, open, threads, write_files};
+
+const BUDGET: Duration = Duration::from_millis(50);
+
+/// Reads over all files, the last of each beyond its end.
+fn samples() -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for (file, &len) in LENGTHS.iter().enumerate() {
+        let sample = |offset| (FileIndex(file as u32), offset as u64, 4 * ALIGNMENT);
+        samples.extend((0..len).step_by(4 * ALIGNMENT).map(sample));
+    }
+    samples
+}
+
+fn scratch() -> Pages {
+    Pages::new(1 << 20).unwrap()
+}
+
+/// Opens for direct reads and then refuses them, as some file systems do.
+#[derive(Debug)]
+struct Refusing(Arc<dyn Device>);
+
+impl Device for Refusing {
+    fn read(&self, _file: FileIndex, _offset: u64, _out: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::InvalidInput.into())
+    }
+
+    fn path(&self, file: FileIndex) -> &Path {
+        self.0.path(file)
+    }
+
+    fn check_unchanged(&self, file: FileIndex) -> Result<()> {
+        self.0.check_unchanged(file)
+    }
+}
+
+#[test]
+fn what_is_chosen_was_tried() {
+    let (_folder, paths) = write_files(&LENGTHS);
+    if open(&paths, Access::Direct).is_none() {
+        return;
+    }
+    let choice =
+        choose(&|access| Ok(open(&paths, access).unwrap()), &samples(), &mut scratch(), BUDGET)
+            .unwrap();
+    assert!(choice.bytes_per_second > 0.0, "{choice}");
+    assert!(DEPTHS.contains(&choice.method.depth));
+    let same = choice
+        .tried
+        .iter()
+        .find(|trial| trial.access == choice.access && trial.method == choice.method);
+    assert_eq!(same.unwrap().outcome, Ok(choice.bytes_per_second));
+}
+
+#[test]
+fn without_direct_reads_they_are_buffered() {
+    let (_folder, paths) = write_files(&LENGTHS);
+    let buffered = || open(&paths, Access::Buffered).unwrap();
+    let no_open = |access| match access {
+        Access::Buffered => Ok(buffered()),
+        Access::Direct => Err(Error::Io {
+            path: paths[0].clone(),
+            operation: "open".to_owned(),
+            source: io::ErrorKind::InvalidInput.into(),
+        }),
+    };
+    let no_read = |access| -> Result<Arc<dyn Device>> {
+        match access {
+            Access::Buffered => Ok(buffered()),
+            Access::Direct => Ok(Arc::new(Refusing(buffered()))),
+        }
+    };
+    let ways: [&dyn Fn(Access) -> Result<Arc<dyn Device>>; 2] = [&no_open, &no_read];
+    for way in ways {
+        let choice = choose(way, &samples(), &mut scratch(), BUDGET).unwrap();
+        assert_eq!((choice.access, choice.method.queue), (Access::Buffered, Queue::Threads));
+        assert!(choice.bytes_per_second > 0.0);
+        assert_eq!(choice.tried[0].access, Access::Direct);
+        choice.tried[0].outcome.as_ref().unwrap_err();
+    }
+}
+
+#[test]
+fn a_broken_disk_is_an_error_and_no_choice() {
+    let (_folder, paths) = write_files(&LENGTHS);
+    let broken = |_| -> Result<Arc<dyn Device>> {
+        let rule = Rule { attempts: 1..9, ..Rule::always(Fault::Broken) };
+        Ok(Arc::new(Faulty::new(open(&paths, Access::Buffered).unwrap(), 0).with_rule(rule)))
+    };
+    let error = choose(&broken, &samples(), &mut scratch(), BUDGET).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+}
+
+#[test]
+fn without_samples_nothing_is_tried() {
+    let (_folder, paths) = write_files(&LENGTHS);
+    let choice =
+        choose(&|_| Ok(open(&paths, Access::Buffered).unwrap()), &[], &mut scratch(), BUDGET);
+    assert!(choice.unwrap().tried.is_empty());
+}
+
+#[test]
+fn throughput_reads_each_sample_once() {
+    let (_folder, paths) = write_files(&LENGTHS);
+    // A delay of nothing: a fault that only counts.
+    let counting = Rule::always(Fault::Delay(Duration::ZERO));
+    let files = open(&paths, Access::Buffered).unwrap();
+    let counter = Arc::new(Faulty::new(files, 0).with_rule(counting));
+    let device: Arc<dyn Device> = counter.clone();
+    let samples = samples();
+    for (round, scratch_bytes) in [2 * ALIGNMENT, 11 * ALIGNMENT, 1 << 22].into_iter().enumerate() {
+        let mut scratch = Pages::new(scratch_bytes).unwrap();
+        let rate = throughput(&device, threads(4), &samples, &mut scratch).unwrap();
+        assert!(rate > 0.0);
+        assert_eq!(counter.fault_count(), (samples.len() * (round + 1)) as u64);
+    }
+    assert_eq!(throughput(&device, threads(4), &[], &mut scratch()).unwrap(), 0.0);
+}
