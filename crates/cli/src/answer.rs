@@ -12,7 +12,7 @@ use text::{ChatRequest, Message};
 
 use crate::args::SamplingArgs;
 use crate::interrupt::Answering;
-use crate::invocation::{Invocation, OpenModel};
+use crate::invocation::{self, Invocation, OpenModel, SwapWatch};
 
 /// A model that can be talked with.
 pub(crate) struct Speaker {
@@ -22,6 +22,7 @@ pub(crate) struct Speaker {
     /// Text to tokens and back.
     pub(crate) dialect: Dialect,
     load_seconds: f64,
+    swap: SwapWatch,
 }
 
 /// A part of an answer as it arrives.
@@ -75,7 +76,13 @@ impl Speaker {
         let dialect = Dialect::open(&model.checkpoint)?;
         let engine = Engine::new(invocation.load(model)?);
         let load_seconds = start.elapsed().as_secs_f64();
-        Ok(Speaker { name: model.name.clone(), engine, dialect, load_seconds })
+        let (name, swap) = (model.name.clone(), SwapWatch::start());
+        Ok(Speaker { name, engine, dialect, load_seconds, swap })
+    }
+
+    /// Ends what was recorded.
+    pub(crate) fn finish(&self) -> Result<()> {
+        invocation::finish(self.engine.runner())
     }
 
     /// Positions a conversation may have.
@@ -143,6 +150,7 @@ impl Speaker {
                             answer.finish = Finish::Length;
                         }
                         answer.usage = usage;
+                        self.swap.check();
                         let heard = listener.finish()?;
                         answer.hear(&heard.reasoning, &heard.content, sink)?;
                         return Ok(answer);
@@ -217,6 +225,7 @@ impl Answer {
                 "decode_tok_s": self.decode_rate(),
             },
             "peak_bytes": machine::memory::usage().peak_resident_bytes,
+            "memory": machine::memory::usage(),
         })
     }
 }

@@ -194,6 +194,37 @@ impl Invocation {
     }
 }
 
+/// Notices when the system begins to swap.
+pub(crate) struct SwapWatch {
+    before: Option<u64>,
+}
+
+/// Less is a page or two of somebody else.
+const SWAP_WORTH_TELLING_BYTES: u64 = 16 << 20;
+
+impl SwapWatch {
+    /// From now on.
+    pub(crate) fn start() -> SwapWatch {
+        SwapWatch { before: machine::memory::swap_traffic_bytes() }
+    }
+
+    /// Warns if there was any since the last call.
+    pub(crate) fn check(&mut self) {
+        let now = machine::memory::swap_traffic_bytes();
+        if let (Some(before), Some(now)) = (self.before, now)
+            && now.saturating_sub(before) > SWAP_WORTH_TELLING_BYTES
+        {
+            let (moved, own) =
+                (size::bytes(now - before), size::bytes(machine::memory::usage().swap_bytes));
+            tracing::warn!(
+                "the system is swapping: {moved} moved, {own} of this program are out; \
+                 a smaller --memory would be faster"
+            );
+        }
+        self.before = now;
+    }
+}
+
 /// Ends what was recorded of a run.
 pub(crate) fn finish(runner: &Runner) -> Result<()> {
     if let Some(bank) = runner.streamed() {

@@ -135,8 +135,10 @@ impl StreamedBank {
         let done = {
             let core = Arc::clone(&core);
             Arc::new(move |ticket: u64, outcome: Result<()>| {
-                core.lock().land(ticket as u32, outcome);
-                core.landed.notify_all();
+                let last = core.lock().land(ticket as u32, outcome);
+                if last {
+                    core.landed.notify_all();
+                }
             })
         };
         let reader = Reader::start(Arc::clone(&device), options.method, done)?;

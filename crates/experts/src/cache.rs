@@ -276,15 +276,16 @@ impl Cache {
         staged
     }
 
-    /// Gives a staging slot that `is_free` to an expert that may be wanted next.
-    pub fn stage(&mut self, key: u32, is_free: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Gives a staging slot to an expert that may be wanted next. `is_free` is asked about a slot and the
+    /// step of the last visit that used it.
+    pub fn stage(&mut self, key: u32, is_free: impl Fn(u32, Option<u32>) -> bool) -> Option<u32> {
         let list = self.list_of[key as usize] as usize;
         if self.place[key as usize] != NONE || self.staged_in(key).is_some() {
             return None;
         }
         let blank = |&slot: &u32| {
             let Slot { key, aside, .. } = self.slots[slot as usize];
-            key == NONE && !aside && is_free(slot)
+            key == NONE && !aside && is_free(slot, self.last_step(slot))
         };
         let slot = self.lists[list].staging.iter().copied().find(blank)?;
         self.slots[slot as usize].key = key;

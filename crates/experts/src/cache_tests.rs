@@ -122,7 +122,7 @@ proptest! {
             // Reading ahead changes nothing but where and when.
             let guessed: Vec<(u32, u32)> = guesses[index * 3..index * 3 + 3]
                 .iter()
-                .filter_map(|&key| Some((key, cache.stage(key, |_| true)?)))
+                .filter_map(|&key| Some((key, cache.stage(key, |_, _| true)?)))
                 .collect();
             cache.visit(keys, manner, &mut steps);
             plain.visit(&list_of, keys, manner);

@@ -241,8 +241,8 @@ impl State {
         });
     }
 
-    /// A read into a slot has ended.
-    pub(crate) fn land(&mut self, slot: u32, outcome: Result<()>) {
+    /// A read into a slot has ended: whether it was the slot's last, which is all that anybody waits for.
+    pub(crate) fn land(&mut self, slot: u32, outcome: Result<()>) -> bool {
         self.progress = Instant::now();
         let state = &mut self.slots[slot as usize];
         state.reads_left -= 1;
@@ -250,7 +250,7 @@ impl State {
             state.error.get_or_insert(error);
         }
         if state.reads_left > 0 {
-            return;
+            return false;
         }
         self.cache.put_back(slot);
         self.late.retain(|&(other, _)| other != slot);
@@ -272,6 +272,7 @@ impl State {
             }
             (None, None) => {}
         }
+        true
     }
 
     /// A step of the visit cannot be had.
@@ -304,14 +305,11 @@ impl State {
         if self.is_late(key) {
             return None;
         }
-        let (cache, slots, phases) = (&self.cache, &self.slots, &self.phases);
+        let (slots, phases) = (&self.slots, &self.phases);
         let left = |step: u32| phases.get(step as usize).is_none_or(|&phase| phase == Phase::Done);
-        let free: Vec<bool> = (0..slots.len() as u32)
-            .map(|slot| {
-                slots[slot as usize].reads_left == 0 && cache.last_step(slot).is_none_or(left)
-            })
-            .collect();
-        self.cache.stage(key, |slot| free[slot as usize])
+        self.cache.stage(key, |slot, last_step| {
+            slots[slot as usize].reads_left == 0 && last_step.is_none_or(left)
+        })
     }
 
     /// Whether guesses were good enough of late to act on one more.

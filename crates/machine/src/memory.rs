@@ -74,6 +74,11 @@ pub fn usage() -> Usage {
     system::usage()
 }
 
+/// Bytes that the whole system has moved to swap and back since it started. `None` where it does not say.
+pub fn swap_traffic_bytes() -> Option<u64> {
+    system::swap_traffic_bytes()
+}
+
 /// Reads `/proc/self/status` of a Linux system below `root`.
 pub fn usage_below(root: &Path) -> Usage {
     linux::usage(root)
@@ -117,6 +122,15 @@ mod linux {
         Some(Limit { bytes, used_bytes, source: LimitSource::AddressSpace, path })
     }
 
+    pub(super) fn swap_traffic_pages(root: &Path) -> Option<u64> {
+        let text = procfs::read(root, "/proc/vmstat")?;
+        let pages = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
+            line.trim().parse::<u64>().ok()
+        };
+        Some(pages("pswpin")? + pages("pswpout")?)
+    }
+
     pub(super) fn usage(root: &Path) -> Usage {
         let text = procfs::read(root, "/proc/self/status").unwrap_or_default();
         let line = |key| procfs::kilobyte_line(&text, key).unwrap_or(0);
@@ -140,6 +154,10 @@ mod system {
 
     pub(super) fn usage() -> Usage {
         linux::usage(Path::new("/"))
+    }
+
+    pub(super) fn swap_traffic_bytes() -> Option<u64> {
+        Some(linux::swap_traffic_pages(Path::new("/"))? * rustix::param::page_size() as u64)
     }
 }
 
@@ -174,6 +192,10 @@ mod system {
         let kilobytes: Option<u64> =
             output("ps", &["-o", "rss=", "-p", &pid]).and_then(|text| text.trim().parse().ok());
         Usage { resident_bytes: kilobytes.unwrap_or(0) * 1024, ..Usage::default() }
+    }
+
+    pub(super) fn swap_traffic_bytes() -> Option<u64> {
+        None
     }
 
     fn output(program: &str, arguments: &[&str]) -> Option<String> {
@@ -261,6 +283,10 @@ mod system {
                 .page_file_available_bytes
                 .saturating_sub(status.available_bytes),
         })
+    }
+
+    pub(super) fn swap_traffic_bytes() -> Option<u64> {
+        None
     }
 
     pub(super) fn usage() -> Usage {

@@ -193,3 +193,12 @@ fn this_machine_answers() {
     assert!(after.anonymous_bytes >= 32 << 20, "{after:?}");
     assert!(after.peak_resident_bytes >= after.resident_bytes);
 }
+
+#[test]
+fn swap_traffic_is_pages_in_and_out() {
+    let vmstat = "nr_free_pages 17\npswpin 3\npswpout 40\npswpin_zero 9\n";
+    let root = tree(&[("/proc/vmstat", vmstat)]);
+    assert_eq!(linux::swap_traffic_pages(root.path()), Some(43));
+    let root = tree(&[("/proc/vmstat", "nr_free_pages 17\n")]);
+    assert_eq!(linux::swap_traffic_pages(root.path()), None);
+}

@@ -7,13 +7,14 @@ use std::time::Instant;
 use anyhow::Result;
 use engine::Runner;
 use machine::facts::Facts;
+use machine::memory::Usage;
 use model::Logits;
 use serde::Serialize;
 
 use super::logits::argmax;
 use crate::args::BenchArgs;
 use crate::console::{Align, print_json, table};
-use crate::invocation::{self, Invocation};
+use crate::invocation::{self, Invocation, SwapWatch};
 use crate::size;
 use streaming::{REHEARSAL, Stopped, StreamedRun, Watch};
 
@@ -30,6 +31,8 @@ struct Report {
     /// A plain read of memory with the same threads in this run, bytes per second.
     memory_bandwidth: f64,
     runs: Vec<Run>,
+    /// What the process held at the end of the last run: resident, from files, in swap.
+    memory: Usage,
     machine: Facts,
 }
 
@@ -56,6 +59,7 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
     let facts = Facts::gather();
     let (threads, isa) = (plan.options.threads, plan.options.isa);
     let mut runner = invocation.load_planned(&model, plan)?;
+    let mut swap = SwapWatch::start();
     let mut runs = Vec::new();
     for &prompt_tokens in &args.prompt_tokens {
         let mut best: Option<Run> = None;
@@ -73,6 +77,8 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
         runs.extend(best);
     }
     invocation::finish(&runner)?;
+    swap.check();
+    let memory = machine::memory::usage();
     // After the runs and without the model, so that the buffer of the plain read finds room and is not in
     // their peak. Neighbours on the machine come and go: the ceiling is the better of two.
     drop(runner);
@@ -88,6 +94,7 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
         weight_bytes: model.spec.resident_bytes() + model.spec.expert_bytes(),
         memory_bandwidth: bandwidth,
         runs,
+        memory,
         machine: facts,
     };
     print(&report, args)

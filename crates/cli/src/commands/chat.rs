@@ -95,7 +95,7 @@ pub(crate) fn run(speaker: Speaker, choices: &SamplingArgs, console: Console) ->
             break;
         }
     }
-    Ok(())
+    chat.speaker.finish()
 }
 
 /// A line, or several between `"""`.

@@ -14,7 +14,7 @@ use state::Sequence;
 use super::logits::argmax;
 use crate::args::PerplexityArgs;
 use crate::console::print_json;
-use crate::invocation::{Invocation, OpenModel};
+use crate::invocation::{self, Invocation, OpenModel};
 
 /// Positions whose logits are held at once when two models are compared.
 const PIECE: usize = 64;
@@ -73,6 +73,7 @@ pub(crate) fn run(args: &PerplexityArgs, invocation: &Invocation) -> Result<()> 
         None => None,
     };
     let report = measure(args, invocation, &tokens, &mut first, reference)?;
+    invocation::finish(&first.runner)?;
     if args.json {
         return print_json(&report);
     }

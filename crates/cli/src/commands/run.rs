@@ -57,6 +57,7 @@ fn one_shot(
         answer
     };
     eprintln!("{}", invocation.console.paint(Tone::Dim, &answer.summary(&speaker.name)));
+    speaker.finish()?;
     if answer.finish == Finish::Interrupted {
         return Err(Interrupted.into());
     }

@@ -76,6 +76,7 @@ fn json_is_one_object_with_everything() {
     let mut steady = answer.clone();
     steady["timings"].as_object_mut().unwrap().values_mut().for_each(|value| *value = 0.into());
     steady["peak_bytes"] = 0.into();
+    steady["memory"].as_object_mut().unwrap().values_mut().for_each(|value| *value = 0.into());
     insta::assert_json_snapshot!(steady, @r#"
     {
       "model": "pebble",
@@ -95,7 +96,14 @@ fn json_is_one_object_with_everything() {
         "decode_seconds": 0,
         "decode_tok_s": 0
       },
-      "peak_bytes": 0
+      "peak_bytes": 0,
+      "memory": {
+        "resident_bytes": 0,
+        "peak_resident_bytes": 0,
+        "anonymous_bytes": 0,
+        "file_bytes": 0,
+        "swap_bytes": 0
+      }
     }
     "#);
     for key in ["prefill_seconds", "prefill_tok_s", "decode_seconds", "decode_tok_s"] {

@@ -11,8 +11,19 @@ const TOKENS: &str = "1 2 3 40 5 60 7 80 9 100 11 12";
 /// The logits of a model.
 #[track_caller]
 fn logits(home: &Home, model: &str) -> Vec<u8> {
+    logits_with(home, model, &[])
+}
+
+/// The same with experts from the disk.
+#[track_caller]
+fn streamed_logits(home: &Home, model: &str) -> Vec<u8> {
+    logits_with(home, model, &["--expert-slots", "8"])
+}
+
+#[track_caller]
+fn logits_with(home: &Home, model: &str, options: &[&str]) -> Vec<u8> {
     let arguments = ["logits", model, "--tokens", TOKENS, "--greedy", "4", "--out", "logits"];
-    home.run(&arguments).good();
+    home.run(&[&arguments, options].concat()).good();
     fs::read(home.path().join("logits")).unwrap()
 }
 
@@ -57,7 +68,11 @@ fn a_copy_computes_the_same_whatever_the_layout() {
         let ran = home.run(&["repack", "./model", "copy"]);
         assert_has(&ran.stderr, &["copy: ", " experts of ", " layers, "]);
         assert_eq!(ran.good(), "");
-        assert!(logits(&home, "./model") == logits(&home, "./copy"), "{model}");
+        let plain = logits(&home, "./model");
+        assert!(plain == logits(&home, "./copy"), "{model}");
+        // Streamed too, with as few slots as a model of two sizes of experts can have.
+        assert!(plain == streamed_logits(&home, "./model"), "{model}");
+        assert!(plain == streamed_logits(&home, "./copy"), "{model}");
         assert_eq!(home.run(&["show", "./copy"]).stderr, "", "{model}");
     }
 }

@@ -7,7 +7,7 @@ use checkpoint::Projection;
 use compute::{ExpertBank, Turn};
 use experts::device::{Fault, Faulty, Rule};
 
-use crate::support::{Dice, EXPERTS, LAYERS, Model, Settings, within_patience};
+use crate::support::{Dice, EXPERT_BYTES, EXPERTS, LAYERS, Model, Settings, within_patience};
 
 const STALL: Duration = Duration::from_millis(150);
 
@@ -87,7 +87,7 @@ fn a_stalled_read_fails_within_a_bound_and_holds_up_no_others() {
             let started = Instant::now();
             let visited = model.visit(&bank, 0, &[3], rows, 2);
             visited.check_failed(&[3], "did not answer");
-            assert!(started.elapsed() >= STALL && started.elapsed() < 40 * STALL);
+            assert!(started.elapsed() >= STALL);
             // One slot is lost until the read ends. There are others.
             let mut dice = Dice(kept as u64);
             for _ in 0..30 {
@@ -99,11 +99,11 @@ fn a_stalled_read_fails_within_a_bound_and_holds_up_no_others() {
             }
             assert_eq!(bank.statistics().failed, 1);
             // A second try does not take another of the disk's places, or of our time.
-            let started = Instant::now();
+            let (read_bytes, faults) = (bank.statistics().read_bytes, device.fault_count());
             for _ in 0..10 {
                 model.visit(&bank, 0, &[3], rows, 2).check_failed(&[3], "did not answer");
             }
-            assert!(started.elapsed() < 5 * STALL, "{:?}", started.elapsed());
+            assert_eq!((bank.statistics().read_bytes, device.fault_count()), (read_bytes, faults));
             device.release();
             come_at_last(&model, &bank, &[3]);
             let all: Vec<u32> = (0..EXPERTS as u32).collect();
@@ -164,10 +164,10 @@ fn a_disk_that_stalls_altogether_is_given_up_at_once() {
         let settings = Settings { kept: 2, staging: 0, stall: STALL, depth: 3 };
         let bank = model.bank(device.clone(), settings);
         let all: Vec<u32> = (0..EXPERTS as u32).collect();
-        let started = Instant::now();
         model.visit(&bank, 0, &all, 1, 2).check_failed(&all, "did not answer");
-        assert!(started.elapsed() < 8 * STALL, "{:?}", started.elapsed());
-        assert_eq!(bank.statistics().failed, EXPERTS as u64);
+        let statistics = bank.statistics();
+        assert_eq!(statistics.failed, EXPERTS as u64);
+        assert_eq!(statistics.read_bytes, 2 * EXPERT_BYTES as u64, "the first wave alone began");
         device.release();
         come_at_last(&model, &bank, &all);
     });
