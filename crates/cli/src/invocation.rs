@@ -251,10 +251,10 @@ fn mode_lines(plan: &Plan, streaming: &StreamPlan, choice: &Choice) -> Vec<Strin
     };
     vec![
         format!(
-            "experts come from the disk ({why}): {} of {} are kept in {} slots",
+            "experts come from the disk ({why}): {} of {} at a time are in memory, in {} slots",
             size::bytes(plan.expert_bytes - plan.would_stream_bytes),
             size::bytes(plan.expert_bytes),
-            streaming.slots,
+            streaming.slots + streaming.staging_slots,
         ),
         format!(
             "expecting {even:.0}–{published:.0} % of a token's experts in memory, {least}–{most} read for \

@@ -79,7 +79,7 @@ pub struct Row {
 pub struct StreamPlan {
     /// Slots that keep experts.
     pub slots: usize,
-    /// Slots that prompts pass through.
+    /// Slots that experts pass through.
     pub staging_slots: usize,
     /// Share of all experts that the slots keep.
     pub kept_share: f64,
@@ -243,7 +243,7 @@ impl<'a> Planner<'a> {
         let bytes = slots.as_ref().map_or(geometry.least_bytes(), |slots| slots.bytes);
         let note = match &slots {
             Some(slots) => format!(
-                "{} kept of {}, {} for prompts",
+                "{} kept of {}, {} to pass through",
                 slots.kept(),
                 geometry.experts(),
                 slots.staging()
@@ -251,7 +251,7 @@ impl<'a> Planner<'a> {
             None => "one token's of one layer".to_owned(),
         };
         rows.insert(1, Row { name: "expert slots", bytes, note });
-        options.slots = Some(slots.unwrap_or(Slots { lists: Vec::new(), bytes }));
+        options.slots = Some(slots.unwrap_or(Slots { classes: Vec::new(), bytes }));
         self.plan(rows, Some(geometry), options)
     }
 
@@ -319,8 +319,7 @@ impl<'a> Planner<'a> {
         let experts = geometry.experts().max(1) as f64;
         let kept_share = slots.kept() as f64 / experts;
         let working_set = geometry.experts_per_token() as f64 / experts;
-        let even = if kept_share < working_set { 0.0 } else { kept_share };
-        let hit_rate = [even, streaming::published_hit_rate(kept_share, working_set)];
+        let hit_rate = [kept_share, streaming::published_hit_rate(kept_share, working_set)];
         let all: u64 = geometry
             .classes()
             .iter()
@@ -356,7 +355,7 @@ impl<'a> Planner<'a> {
             }
             None => {}
             // They were asked for.
-            Some(slots) if !slots.lists.is_empty() => {
+            Some(slots) if !slots.classes.is_empty() => {
                 let mega = left >> 20;
                 if geometry.fit(mega << 20).is_some() {
                     hints.push(format!("--expert-cache {mega}M would fit"));

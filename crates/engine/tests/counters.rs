@@ -82,7 +82,7 @@ fn check(model: &str, slot_counts: &[usize]) {
             assert_eq!(routed.visits, counted.visits);
             let slots = &counted.header.slots;
             let outcome =
-                run(&routed.header, &routed.visits, slots, Policy::Lru).expect("simulation");
+                run(&routed.header, &routed.visits, slots, Policy::Layered).expect("simulation");
             let counts = outcome.counts();
             let live = (counted.hits, counted.misses);
             assert_eq!((counts.hits, counts.misses), live, "{model} with {slots:?}");

@@ -87,8 +87,8 @@ impl Arena {
     fn new(geometry: &Geometry, slots: &Slots) -> Result<Arena> {
         let mut places = Vec::new();
         let mut bytes = 0;
-        for (class, list) in geometry.classes().iter().zip(&slots.lists) {
-            for _ in 0..list.kept + list.staging {
+        for (class, count) in geometry.classes().iter().zip(&slots.classes) {
+            for _ in 0..count.kept + count.staging {
                 places.push((bytes, class.slot_bytes));
                 bytes += class.slot_bytes;
             }
@@ -128,7 +128,8 @@ impl StreamedBank {
         let sizes: Vec<_> = layers.iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
         let geometry = Geometry::new(&sizes);
         let arena = Arena::new(&geometry, &options.slots)?;
-        let cache = Cache::new(&options.slots.lists, geometry.class_of_keys());
+        let cache = Cache::new(geometry.layered(&options.slots));
+        assert_eq!(cache.slot_count(), arena.slots.len(), "more slots than experts");
         let slots = (0..cache.slot_count()).map(|_| SlotState::default()).collect();
         let core =
             Arc::new(Core { state: Mutex::new(State::new(cache, slots)), landed: Condvar::new() });
@@ -280,7 +281,7 @@ impl ExpertBank for StreamedBank {
     fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], rows: usize) -> Box<dyn Visit + 'a> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (class, first_key) = self.geometry.layer(layer).expect("a layer with experts");
-        let manner = Manner::of(rows, || self.geometry.share(class, &self.options.slots));
+        let manner = Manner::of(rows);
         let visit =
             StreamedVisit { bank: self, layer, first_key, stall: self.options.stall, _turn: turn };
         let mut state = self.core.lock();

@@ -1,11 +1,13 @@
 //! Which slot an expert lives in: a pure policy over numbers, without bytes, threads or time.
 //!
+//! Slots that keep experts are in lists, one for each layer, and of a list the least recently used
+//! expert leaves. So a layer finds some of its experts again however many the other layers want in
+//! between. Besides, lists of a class share staging slots, which experts pass through unkept.
+//!
 //! The bank asks it for a schedule of a whole visit at once: hits first, then each miss with the slot it
 //! takes, and the earlier step that must have let go of that slot where a visit wants more experts than
 //! there are slots. So what happens depends on the order of visits alone, never on which read lands
 //! first, and the simulator, which runs this same code, counts what the live bank counts.
-
-use serde::{Deserialize, Serialize};
 
 /// Says that there is none.
 const NONE: u32 = u32::MAX;
@@ -13,13 +15,25 @@ const NONE: u32 = u32::MAX;
 /// Rows up to which what is read is kept: a decode step, a verification, a tool's short answer.
 const KEPT_ROWS: usize = 32;
 
-/// Slots whose contents replace each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListSize {
+/// How slots are shared out. They are numbered class by class: the kept slots of its lists, list by list,
+/// then its staging slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
     /// Slots that keep experts.
+    pub lists: Vec<ListSize>,
+    /// By class: slots that experts pass through.
+    pub staging: Vec<usize>,
+    /// By key: its list.
+    pub list_of: Vec<u16>,
+}
+
+/// Slots whose contents replace each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListSize {
+    /// Whose staging slots it shares.
+    pub class: u16,
+    /// Slots that keep experts; may be none where there is staging.
     pub kept: usize,
-    /// Slots that prompts pass through.
-    pub staging: usize,
 }
 
 /// One expert of a visit.
@@ -40,19 +54,17 @@ pub struct Step {
 /// How a visit treats what is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// A few tokens: everything read is kept, the least recently used goes.
+    /// A few tokens: what is read is kept in place of the least recently used that the visit itself does
+    /// not use. The rest passes through.
     Keep,
-    /// A prompt: nothing kept is replaced. Up to `fill` experts take slots that were never used.
-    Sweep {
-        /// A layer's share of the kept slots.
-        fill: usize,
-    },
+    /// A prompt: nothing kept is replaced. The most used experts take slots that hold nothing.
+    Sweep,
 }
 
 impl Manner {
     /// Of a visit for `rows` rows. More than a few are a prompt, which passes through.
-    pub fn of(rows: usize, share: impl FnOnce() -> usize) -> Manner {
-        if rows <= KEPT_ROWS { Manner::Keep } else { Manner::Sweep { fill: share() } }
+    pub fn of(rows: usize) -> Manner {
+        if rows <= KEPT_ROWS { Manner::Keep } else { Manner::Sweep }
     }
 }
 
@@ -67,7 +79,7 @@ pub struct Counts {
     pub staged: u64,
 }
 
-/// Experts by slot, least recently used out first.
+/// Experts by slot, the least recently used of a list out first.
 #[derive(Clone, Debug)]
 pub struct Cache {
     /// By key: its slot, or [`NONE`].
@@ -76,6 +88,8 @@ pub struct Cache {
     list_of: Vec<u16>,
     slots: Vec<Slot>,
     lists: Vec<List>,
+    /// By class: its staging slots.
+    staging: Vec<Vec<u32>>,
     counts: Counts,
     visit: u64,
 }
@@ -84,8 +98,9 @@ pub struct Cache {
 struct Slot {
     /// What it keeps; in a staging slot, what was read ahead into it.
     key: u32,
-    list: u16,
     staging: bool,
+    /// Of a slot that is not for staging.
+    list: u16,
     newer: u32,
     older: u32,
     /// Not to be given to anybody; a kept slot is not in its list then.
@@ -94,51 +109,59 @@ struct Slot {
     used: (u64, u32),
 }
 
+impl Slot {
+    const BLANK: Slot = Slot {
+        key: NONE,
+        staging: false,
+        list: 0,
+        newer: NONE,
+        older: NONE,
+        aside: false,
+        used: (0, 0),
+    };
+}
+
 #[derive(Clone, Debug)]
 struct List {
+    class: u16,
     newest: u32,
     oldest: u32,
-    /// Kept slots that hold nothing.
+    /// Slots in it, and those of them that hold nothing.
+    count: usize,
     empty: usize,
-    /// The staging slots are used in turn.
-    staging: Vec<u32>,
-    staging_next: usize,
 }
 
 impl Cache {
-    /// A cache of some lists. `list_of` tells each key's list. The slots are numbered list by list,
-    /// kept slots before staging slots.
-    pub fn new(lists: &[ListSize], list_of: Vec<u16>) -> Cache {
+    /// A cache that keeps nothing yet.
+    pub fn new(partition: Partition) -> Cache {
+        let Partition { lists, staging, list_of } = partition;
+        let list = |&ListSize { class, kept }: &ListSize| {
+            assert!(kept + staging[class as usize] > 0, "a list without slots");
+            List { class, newest: NONE, oldest: NONE, count: 0, empty: kept }
+        };
         let mut cache = Cache {
             place: vec![NONE; list_of.len()],
             list_of,
             slots: Vec::new(),
-            lists: Vec::new(),
+            lists: lists.iter().map(list).collect(),
+            staging: Vec::new(),
             counts: Counts::default(),
             visit: 0,
         };
-        for (index, size) in lists.iter().enumerate() {
-            let first = cache.slots.len() as u32;
-            let staging = first + size.kept as u32..first + (size.kept + size.staging) as u32;
-            cache.lists.push(List {
-                newest: NONE,
-                oldest: NONE,
-                empty: size.kept,
-                staging: staging.clone().collect(),
-                staging_next: 0,
-            });
-            let blank = Slot {
-                key: NONE,
-                list: index as u16,
-                staging: false,
-                newer: NONE,
-                older: NONE,
-                aside: false,
-                used: (0, 0),
-            };
-            cache.slots.resize(staging.end as usize, blank);
-            (first..staging.start).for_each(|slot| cache.push_oldest(slot));
-            staging.for_each(|slot| cache.slots[slot as usize].staging = true);
+        let mut lists_of = vec![Vec::new(); staging.len()];
+        for (list, size) in lists.iter().enumerate() {
+            lists_of[size.class as usize].push((list as u16, size.kept));
+        }
+        for (lists, staging) in lists_of.into_iter().zip(staging) {
+            for (list, kept) in lists {
+                for _ in 0..kept {
+                    cache.slots.push(Slot { list, ..Slot::BLANK });
+                    cache.push_oldest(cache.slots.len() as u32 - 1);
+                }
+            }
+            let first = cache.slots.len();
+            cache.slots.resize(first + staging, Slot { staging: true, ..Slot::BLANK });
+            cache.staging.push((first as u32..cache.slots.len() as u32).collect());
         }
         cache
     }
@@ -180,16 +203,23 @@ impl Cache {
     }
 
     /// Schedules a visit: what is there first, in the order given, then what is not, in the order of
-    /// keys. `keys` are distinct, the most used first.
+    /// keys. `keys` are distinct and of one list, the most used first.
     pub fn visit(&mut self, keys: &[u32], manner: Manner, steps: &mut Vec<Step>) {
         steps.clear();
         self.visit += 1;
+        let list = keys.first().map_or(0, |&key| self.list_of[key as usize] as usize);
+        let in_list = |&key: &u32| self.list_of[key as usize] as usize == list;
+        assert!(keys.iter().all(in_list), "a visit to several lists");
+        let class = self.lists[list].class as usize;
+        let has_staging = !self.staging[class].is_empty();
+        // Without staging a prompt cannot pass through.
+        let keeps = manner == Manner::Keep || !has_staging;
         for &key in keys {
             let slot = self.place[key as usize];
             if slot == NONE {
                 continue;
             }
-            if manner == Manner::Keep {
+            if keeps {
                 self.detach(slot);
                 self.push_newest(slot);
             }
@@ -205,28 +235,25 @@ impl Cache {
             Step { key, slot: NONE, hit: false, staged, after: None }
         }));
         self.forget_vain_guesses(&steps[first..]);
-        // Which misses are kept is decided by use, and the order of reading by place.
-        if let Manner::Sweep { fill } = manner {
-            for step in steps[first..].iter_mut().take(fill) {
-                let list = self.list_of[step.key as usize] as usize;
-                // Without staging the rest would push them out again.
-                if self.lists[list].empty > 0 && !self.lists[list].staging.is_empty() {
-                    step.slot = self.keep(step.key);
-                }
-            }
-            // What is staged and stays there comes first: others may need its slot after it.
-            steps[first..]
-                .sort_unstable_by_key(|step| (step.slot != NONE || !step.staged, step.key));
-        } else {
+        // Reading ahead has no say in which misses are kept.
+        let room = if keeps {
             steps[first..].sort_unstable_by_key(|step| step.key);
+            // All slots that this visit has not used yet.
+            self.lists[list].count - first
+        } else {
+            self.lists[list].empty
+        };
+        for step in steps[first..].iter_mut().take(room) {
+            step.slot = self.keep(step.key);
         }
+        // What is staged and stays there comes first: others may need its slot after it.
+        steps[first..].sort_unstable_by_key(|step| (step.slot != NONE || !step.staged, step.key));
         for index in first..steps.len() {
             let Step { key, slot, staged, .. } = steps[index];
-            let list = self.list_of[key as usize] as usize;
-            let sweeps = manner != Manner::Keep && !self.lists[list].staging.is_empty();
             let slot = match slot {
-                NONE if sweeps && staged => self.unstage(key),
-                NONE if sweeps => self.next_staging(list),
+                NONE if staged => self.unstage(key),
+                NONE if has_staging => self.next_staging(class),
+                // In place of another of this visit, once that was used.
                 NONE => self.keep(key),
                 kept => kept,
             };
@@ -237,10 +264,15 @@ impl Cache {
         }
     }
 
+    /// The staging slots that an expert may pass through.
+    fn staging_of(&self, key: u32) -> &[u32] {
+        let list = self.list_of[key as usize] as usize;
+        &self.staging[self.lists[list].class as usize]
+    }
+
     /// The staging slot that an expert was read ahead into.
     fn staged_in(&self, key: u32) -> Option<u32> {
-        let list = &self.lists[self.list_of[key as usize] as usize];
-        list.staging.iter().copied().find(|&slot| self.slots[slot as usize].key == key)
+        self.staging_of(key).iter().copied().find(|&slot| self.slots[slot as usize].key == key)
     }
 
     /// Takes an expert out of the staging slot that it was read ahead into: the slot.
@@ -254,6 +286,8 @@ impl Cache {
         for slot in self.slots.iter_mut().filter(|slot| slot.staging && slot.key != NONE) {
             if !missing.iter().any(|step| step.key == slot.key) {
                 slot.key = NONE;
+                // Reads into it may be under way: the visit takes others first.
+                slot.used = (self.visit - 1, u32::MAX);
             }
         }
     }
@@ -268,10 +302,11 @@ impl Cache {
         let other = &mut self.slots[taken as usize];
         (other.key, other.staging) = (NONE, true);
         let own = &mut self.slots[staged as usize];
-        (own.key, own.staging) = (key, false);
+        (own.key, own.staging, own.list) = (key, false, list as u16);
         self.push_newest(staged);
         self.place[key as usize] = staged;
-        let staging = self.lists[list].staging.iter_mut();
+        let class = self.lists[list].class as usize;
+        let staging = self.staging[class].iter_mut();
         staging.filter(|slot| **slot == staged).for_each(|slot| *slot = taken);
         staged
     }
@@ -279,7 +314,6 @@ impl Cache {
     /// Gives a staging slot to an expert that may be wanted next. `is_free` is asked about a slot and the
     /// step of the last visit that used it.
     pub fn stage(&mut self, key: u32, is_free: impl Fn(u32, Option<u32>) -> bool) -> Option<u32> {
-        let list = self.list_of[key as usize] as usize;
         if self.place[key as usize] != NONE || self.staged_in(key).is_some() {
             return None;
         }
@@ -287,7 +321,7 @@ impl Cache {
             let Slot { key, aside, .. } = self.slots[slot as usize];
             key == NONE && !aside && is_free(slot, self.last_step(slot))
         };
-        let slot = self.lists[list].staging.iter().copied().find(blank)?;
+        let slot = self.staging_of(key).iter().copied().find(blank)?;
         self.slots[slot as usize].key = key;
         Some(slot)
     }
@@ -297,13 +331,6 @@ impl Cache {
         if self.slots[slot as usize].staging {
             self.slots[slot as usize].key = NONE;
         }
-    }
-
-    /// Puts an expert into a slot that was never used, if there is one left for it.
-    pub fn fill(&mut self, key: u32) -> Option<u32> {
-        let list = self.list_of[key as usize] as usize;
-        (self.place[key as usize] == NONE && self.lists[list].empty > 0)
-            .then(|| self.take_oldest(list, key))
     }
 
     /// An expert did not come: its slot holds nothing.
@@ -326,15 +353,21 @@ impl Cache {
         } else if key != NONE {
             self.forget(key);
         }
-        let list = &mut self.lists[list as usize];
-        if aside || (list.newest, list.oldest) == (slot, slot) {
+        if aside || (!staging && self.is_last(list)) {
             return;
         }
         self.slots[slot as usize].aside = true;
         if !staging {
-            list.empty -= 1;
+            self.lists[list as usize].empty -= 1;
             self.detach(slot);
         }
+    }
+
+    /// Whether one slot of a list is all that its experts have.
+    fn is_last(&self, list: u16) -> bool {
+        let List { class, count, .. } = self.lists[list as usize];
+        let mut staging = self.staging[class as usize].iter();
+        count == 1 && staging.all(|&slot| self.slots[slot as usize].aside)
     }
 
     /// A slot that was set aside can be used again.
@@ -344,9 +377,8 @@ impl Cache {
             return;
         }
         self.slots[slot as usize].aside = false;
-        let list = &mut self.lists[list as usize];
         if !staging {
-            list.empty += 1;
+            self.lists[list as usize].empty += 1;
             self.push_oldest(slot);
         }
     }
@@ -371,22 +403,17 @@ impl Cache {
         slot
     }
 
-    fn next_staging(&mut self, list: usize) -> u32 {
-        let list = &mut self.lists[list];
-        let mut slot = NONE;
-        for _ in 0..list.staging.len() {
-            slot = list.staging[list.staging_next];
-            list.staging_next = (list.staging_next + 1) % list.staging.len();
-            if !self.slots[slot as usize].aside {
-                break;
-            }
-        }
-        slot
+    /// The staging slot that was used longest ago.
+    fn next_staging(&self, class: usize) -> u32 {
+        let slots = self.staging[class].iter().copied();
+        let turn = |&slot: &u32| (self.slots[slot as usize].aside, self.slots[slot as usize].used);
+        slots.min_by_key(turn).unwrap_or(NONE)
     }
 
     fn detach(&mut self, slot: u32) {
         let Slot { list, newer, older, .. } = self.slots[slot as usize];
         let list = &mut self.lists[list as usize];
+        list.count -= 1;
         match newer {
             NONE => list.newest = older,
             newer => self.slots[newer as usize].older = older,
@@ -399,6 +426,7 @@ impl Cache {
 
     fn push_newest(&mut self, slot: u32) {
         let list = &mut self.lists[self.slots[slot as usize].list as usize];
+        list.count += 1;
         let older = std::mem::replace(&mut list.newest, slot);
         self.slots[slot as usize].newer = NONE;
         self.slots[slot as usize].older = older;
@@ -410,6 +438,7 @@ impl Cache {
 
     fn push_oldest(&mut self, slot: u32) {
         let list = &mut self.lists[self.slots[slot as usize].list as usize];
+        list.count += 1;
         let newer = std::mem::replace(&mut list.oldest, slot);
         self.slots[slot as usize].older = NONE;
         self.slots[slot as usize].newer = newer;

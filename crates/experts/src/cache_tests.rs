@@ -1,7 +1,5 @@
 //! Tests of `cache.rs`.
 
-use std::collections::BTreeMap;
-
 use proptest::prelude::*;
 
 use super::*;
@@ -9,60 +7,48 @@ use super::*;
 /// The same policy in the plainest way: by list, the keys kept, the oldest first.
 struct Plain {
     room: Vec<usize>,
-    staging: Vec<usize>,
-    kept: BTreeMap<u16, Vec<u32>>,
+    /// By list: whether there is something to pass through.
+    staging: Vec<bool>,
+    kept: Vec<Vec<u32>>,
     counts: Counts,
 }
 
 impl Plain {
-    fn new(lists: &[ListSize]) -> Plain {
+    fn new(partition: &Partition) -> Plain {
+        let lists = &partition.lists;
         Plain {
             room: lists.iter().map(|list| list.kept).collect(),
-            staging: lists.iter().map(|list| list.staging).collect(),
-            kept: (0..lists.len() as u16).map(|list| (list, Vec::new())).collect(),
+            staging: lists.iter().map(|list| partition.staging[list.class as usize] > 0).collect(),
+            kept: vec![Vec::new(); lists.len()],
             counts: Counts::default(),
         }
     }
 
-    fn visit(&mut self, list_of: &[u16], keys: &[u32], manner: Manner) {
-        let list = |key: u32| list_of[key as usize];
-        let (hits, misses): (Vec<u32>, Vec<u32>) =
-            keys.iter().partition(|&&key| self.kept[&list(key)].contains(&key));
+    fn visit(&mut self, list: usize, keys: &[u32], manner: Manner) {
+        let (room, staging, kept) = (self.room[list], self.staging[list], &mut self.kept[list]);
+        let (hits, mut misses): (Vec<u32>, Vec<u32>) =
+            keys.iter().partition(|key| kept.contains(key));
         self.counts.hits += hits.len() as u64;
         self.counts.misses += misses.len() as u64;
-        match manner {
-            Manner::Keep => {
-                for key in hits {
-                    let kept = self.kept.get_mut(&list(key)).unwrap();
-                    kept.retain(|&other| other != key);
-                    kept.push(key);
-                }
-                self.keep(list_of, misses);
-            }
-            Manner::Sweep { fill } => {
-                let mut passing = Vec::new();
-                for (index, key) in misses.into_iter().enumerate() {
-                    let kept = self.kept.get_mut(&list(key)).unwrap();
-                    if self.staging[list(key) as usize] == 0 {
-                        passing.push(key);
-                    } else if index < fill && kept.len() < self.room[list(key) as usize] {
-                        kept.push(key);
-                    }
-                }
-                self.keep(list_of, passing);
-            }
+        if manner == Manner::Sweep && staging {
+            misses.truncate(room - kept.len());
+            kept.extend(misses);
+            return;
         }
-    }
-
-    fn keep(&mut self, list_of: &[u16], mut keys: Vec<u32>) {
-        keys.sort_unstable();
-        for key in keys {
-            let list = list_of[key as usize];
-            let kept = self.kept.get_mut(&list).unwrap();
-            kept.push(key);
-            if kept.len() > self.room[list as usize] {
+        kept.retain(|key| !hits.contains(key));
+        kept.extend(&hits);
+        misses.sort_unstable();
+        let mut used = hits;
+        for key in misses {
+            if kept.len() == room {
+                let in_use = kept.first().is_none_or(|oldest| used.contains(oldest));
+                if in_use && staging {
+                    continue;
+                }
                 kept.remove(0);
             }
+            kept.push(key);
+            used.push(key);
         }
     }
 }
@@ -93,31 +79,50 @@ fn check_schedule(cache: &Cache, steps: &[Step], keys: &[u32]) {
     }
 }
 
-fn visits() -> impl Strategy<Value = Vec<(Vec<u32>, bool)>> {
-    let keys = proptest::sample::subsequence((0..40_u32).collect::<Vec<_>>(), 1..12);
-    prop::collection::vec((keys.prop_shuffle(), prop::bool::weighted(0.2)), 1..60)
+/// Keys of each of three lists.
+const KEYS: u32 = 14;
+
+/// Lists and keys of them, and whether it is a prompt.
+fn visits() -> impl Strategy<Value = Vec<(u32, Vec<u32>, bool)>> {
+    let keys = proptest::sample::subsequence((0..KEYS).collect::<Vec<_>>(), 1..12).prop_shuffle();
+    let visit = (0..3_u32, keys, prop::bool::weighted(0.2)).prop_map(|(list, mut keys, sweeps)| {
+        keys.iter_mut().for_each(|key| *key += list * KEYS);
+        (list, keys, sweeps)
+    });
+    prop::collection::vec(visit, 1..60)
+}
+
+/// Slots of three lists; the first and the last share staging.
+fn partitions() -> impl Strategy<Value = Partition> {
+    let kept = (0..10_usize, 0..10_usize, 0..10_usize);
+    (kept, prop::collection::vec(0..4_usize, 2)).prop_map(|((a, b, c), staging)| {
+        let list = |(class, kept): (u16, usize)| {
+            let least = usize::from(staging[class as usize] == 0);
+            ListSize { class, kept: kept.max(least) }
+        };
+        let lists = [(0, a), (1, b), (0, c)].map(list).to_vec();
+        Partition {
+            lists,
+            staging,
+            list_of: (0..3 * KEYS).map(|key| (key / KEYS) as u16).collect(),
+        }
+    })
 }
 
 proptest! {
     #[test]
     fn it_keeps_what_a_plain_map_keeps(
         visits in visits(),
-        kept in (1..20_usize, 1..20_usize),
-        staging in (0..4_usize, 0..4_usize),
-        fill in 0..6_usize,
-        forgotten in 0..40_u32,
-        guesses in prop::collection::vec(0..40_u32, 60 * 3),
+        partition in partitions(),
+        forgotten in 0..3 * KEYS,
+        guesses in prop::collection::vec(0..3 * KEYS, 60 * 3),
     ) {
-        let lists = [
-            ListSize { kept: kept.0, staging: staging.0 },
-            ListSize { kept: kept.1, staging: staging.1 },
-        ];
-        let list_of: Vec<u16> = (0..40).map(|key| u16::from(key >= 15)).collect();
-        let mut cache = Cache::new(&lists, list_of.clone());
-        let mut plain = Plain::new(&lists);
+        let mut cache = Cache::new(partition.clone());
+        let mut plain = Plain::new(&partition);
         let mut steps = Vec::new();
-        for (index, (keys, sweeps)) in visits.iter().enumerate() {
-            let manner = if *sweeps { Manner::Sweep { fill } } else { Manner::Keep };
+        for (index, (list, keys, sweeps)) in visits.iter().enumerate() {
+            let list = *list as usize;
+            let manner = if *sweeps { Manner::Sweep } else { Manner::Keep };
             let before: Vec<u32> = cache.kept().collect();
             // Reading ahead changes nothing but where and when.
             let guessed: Vec<(u32, u32)> = guesses[index * 3..index * 3 + 3]
@@ -125,7 +130,7 @@ proptest! {
                 .filter_map(|&key| Some((key, cache.stage(key, |_, _| true)?)))
                 .collect();
             cache.visit(keys, manner, &mut steps);
-            plain.visit(&list_of, keys, manner);
+            plain.visit(list, keys, manner);
             for step in &steps {
                 let slot = guessed.iter().find(|guess| guess.0 == step.key).map(|guess| guess.1);
                 prop_assert_eq!(step.staged, slot.is_some());
@@ -135,20 +140,17 @@ proptest! {
             for step in &steps {
                 prop_assert_eq!(step.hit, before.contains(&step.key));
             }
-            if *sweeps && staging.0 > 0 && staging.1 > 0 {
+            if *sweeps && plain.staging[list] {
                 for key in before {
                     prop_assert!(cache.find(key).is_some(), "a prompt flushed {}", key);
                 }
             }
             if index % 7 == 3 {
                 cache.forget(forgotten);
-                plain.kept.values_mut().for_each(|kept| kept.retain(|&key| key != forgotten));
+                plain.kept.iter_mut().for_each(|kept| kept.retain(|&key| key != forgotten));
             }
-            let mut kept: Vec<u32> = cache.kept().collect();
-            let mut expected: Vec<u32> = plain.kept.values().flatten().copied().collect();
-            kept.sort_unstable();
-            expected.sort_unstable();
-            prop_assert_eq!(kept, expected);
+            let expected = plain.kept.iter().flat_map(|kept| kept.iter().rev().copied());
+            prop_assert_eq!(cache.kept().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
             for slot in 0..cache.slot_count() as u32 {
                 if let Some(key) = cache.content(slot) {
                     prop_assert_eq!(cache.find(key), Some(slot));
@@ -159,23 +161,83 @@ proptest! {
     }
 }
 
+/// A cache of one list.
+fn cache(kept: usize, staging: usize) -> Cache {
+    let lists = vec![ListSize { class: 0, kept }];
+    Cache::new(Partition { lists, staging: vec![staging], list_of: vec![0; 16] })
+}
+
 #[test]
 fn a_visit_larger_than_the_cache_goes_in_waves() {
-    let mut cache = Cache::new(&[ListSize { kept: 2, staging: 0 }], vec![0; 8]);
+    let waits = |cache: &mut Cache| {
+        let mut steps = Vec::new();
+        cache.visit(&[5, 1, 3, 7, 0], Manner::Keep, &mut steps);
+        steps.iter().map(|step| (step.key, step.after)).collect::<Vec<_>>()
+    };
+    let two_by_two = [(0, None), (1, None), (3, Some(0)), (5, Some(1)), (7, Some(2))];
+    assert_eq!(waits(&mut cache(2, 0)), two_by_two);
+    assert_eq!(waits(&mut cache(0, 2)), two_by_two);
+    // What is kept is not waited for while there is staging.
+    let others_in_turn = [(0, None), (1, None), (3, None), (5, Some(2)), (7, Some(3))];
+    assert_eq!(waits(&mut cache(2, 1)), others_in_turn);
+}
+
+#[test]
+fn a_few_tokens_replace_nothing_that_they_use() {
+    let mut cache = cache(3, 2);
     let mut steps = Vec::new();
-    cache.visit(&[5, 1, 3, 7, 0], Manner::Keep, &mut steps);
-    let waits: Vec<(u32, Option<u32>)> = steps.iter().map(|step| (step.key, step.after)).collect();
-    assert_eq!(waits, [(0, None), (1, None), (3, Some(0)), (5, Some(1)), (7, Some(2))]);
+    cache.visit(&[2, 4, 8], Manner::Keep, &mut steps);
+    cache.visit(&[9, 4, 7, 2, 6], Manner::Keep, &mut steps);
+    // 8 left for 6, and two passed through.
+    assert_eq!(cache.kept().collect::<Vec<_>>(), [6, 2, 4]);
+    assert!(steps.iter().all(|step| step.after.is_none()), "{steps:?}");
+    cache.visit(&[7, 9], Manner::Keep, &mut steps);
+    assert!(steps.iter().all(|step| !step.hit));
+    assert_eq!(cache.kept().collect::<Vec<_>>(), [9, 7, 6]);
 }
 
 #[test]
 fn a_prompt_fills_empty_slots_with_what_it_uses_most_and_passes_through_the_rest() {
-    let mut cache = Cache::new(&[ListSize { kept: 3, staging: 2 }], vec![0; 16]);
+    let mut cache = cache(2, 2);
     let mut steps = Vec::new();
-    cache.visit(&[9, 4, 2, 7, 1], Manner::Sweep { fill: 2 }, &mut steps);
+    cache.visit(&[9, 4, 2, 7, 1], Manner::Sweep, &mut steps);
     assert_eq!(cache.kept().collect::<Vec<_>>(), [4, 9]);
     let staged: Vec<u32> =
-        steps.iter().filter(|step| step.slot >= 3).map(|step| step.key).collect();
+        steps.iter().filter(|step| step.slot >= 2).map(|step| step.key).collect();
     assert_eq!(staged, [1, 2, 7]);
     assert_eq!(steps.iter().find(|step| step.key == 7).unwrap().after, Some(0));
+}
+
+#[test]
+fn what_passes_through_waits_for_nothing_while_a_staging_slot_is_free() {
+    let mut cache = cache(1, 4);
+    let mut steps = Vec::new();
+    cache.visit(&[0], Manner::Keep, &mut steps);
+    // Right guesses stay where they are, and the slots of wrong ones are the last to be taken.
+    for (right, wrong) in [(5, 9), (9, 5), (5, 10)] {
+        let staged = [right, wrong].map(|key| cache.stage(key, |_, _| true).unwrap());
+        cache.visit(&[0, right, 6, 7], Manner::Keep, &mut steps);
+        assert!(steps.iter().all(|step| step.after.is_none()), "{steps:?}");
+        assert!(steps.iter().all(|step| step.slot != staged[1]), "{steps:?}");
+        assert_eq!(steps[1], Step { key: right, slot: staged[0], staged: true, ..steps[1] });
+    }
+}
+
+#[test]
+fn a_slot_that_is_set_aside_is_given_to_nobody_if_there_is_another() {
+    for (kept, staging) in [(2, 0), (1, 2), (1, 0)] {
+        let mut cache = cache(kept, staging);
+        let mut steps = Vec::new();
+        cache.visit(&[3], Manner::Keep, &mut steps);
+        let aside = steps[0].slot;
+        cache.set_aside(aside);
+        assert_eq!(cache.find(3), None);
+        for key in 4..8 {
+            cache.visit(&[key], Manner::Keep, &mut steps);
+            assert_eq!(steps[0].slot != aside, kept + staging > 1, "{kept} + {staging}: {steps:?}");
+        }
+        cache.put_back(aside);
+        cache.visit(&[9], Manner::Keep, &mut steps);
+        assert_eq!((steps[0].slot, cache.find(9)), (aside, Some(aside)));
+    }
 }

@@ -2,13 +2,14 @@
 //!
 //! Experts of one size share slots of one size; a model of mixed precision has a few sizes, and the
 //! budget is split between them by the bytes of their experts. A slot is a whole number of 4 KiB blocks:
-//! the largest footprint of its class, since a range that straddles a block costs one more.
+//! the largest footprint of its class, since a range that straddles a block costs one more. The layers of
+//! a class share its slots alike, each its own; a few beside them, for staging, serve all layers.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cache::ListSize;
+use crate::cache::{ListSize, Partition};
 use crate::record::{LayerExperts, Record};
 use crate::{Error, Result};
 
@@ -64,29 +65,51 @@ pub struct Class {
 #[derive(Clone, Debug)]
 pub struct Geometry {
     classes: Vec<Class>,
-    /// By layer: its class and the key of its first expert.
-    layers: Vec<Option<(u16, u32)>>,
+    layers: Vec<Option<Layer>>,
     keys: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    class: u16,
+    /// The key of its first expert.
+    first: u32,
+    experts: usize,
+}
+
+impl Layer {
+    fn keys(&self) -> std::ops::Range<usize> {
+        self.first as usize..self.first as usize + self.experts
+    }
 }
 
 /// Slots of each class.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slots {
     /// By class.
-    pub lists: Vec<ListSize>,
+    pub classes: Vec<ClassSlots>,
     /// Memory of them all.
     pub bytes: u64,
+}
+
+/// Slots of one class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClassSlots {
+    /// Slots that keep experts, of all its layers.
+    pub kept: usize,
+    /// Slots that experts pass through: a prompt's, and a token's where a layer keeps too few.
+    pub staging: usize,
 }
 
 impl Slots {
     /// Slots that keep experts.
     pub fn kept(&self) -> usize {
-        self.lists.iter().map(|list| list.kept).sum()
+        self.classes.iter().map(|class| class.kept).sum()
     }
 
-    /// Slots prompts pass through.
+    /// Slots that experts pass through.
     pub fn staging(&self) -> usize {
-        self.lists.iter().map(|list| list.staging).sum()
+        self.classes.iter().map(|class| class.staging).sum()
     }
 }
 
@@ -114,7 +137,7 @@ impl Geometry {
             let class = sizes.binary_search(&layer.expert_bytes).ok()?;
             let first = keys;
             keys += layer.experts;
-            Some((class as u16, first as u32))
+            Some(Layer { class: class as u16, first: first as u32, experts: layer.experts })
         };
         let layers = layers.iter().map(place).collect();
         Geometry { classes: by_size.into_values().collect(), layers, keys }
@@ -132,29 +155,54 @@ impl Geometry {
 
     /// Experts one token uses in all layers: its working set.
     pub fn experts_per_token(&self) -> usize {
-        self.classes.iter().map(|class| class.layers * class.experts_per_token).sum()
+        self.classes.iter().map(Class::working_set).sum()
     }
 
     /// The class of a layer and the key of its first expert.
     pub fn layer(&self, layer: usize) -> Option<(u16, u32)> {
-        self.layers.get(layer).copied().flatten()
+        let layer = self.layers.get(layer).copied().flatten()?;
+        Some((layer.class, layer.first))
     }
 
-    /// By key: its class.
-    pub fn class_of_keys(&self) -> Vec<u16> {
-        let mut classes = vec![0; self.keys];
-        let mut firsts: Vec<(u16, u32)> = self.layers.iter().flatten().copied().collect();
-        firsts.push((0, self.keys as u32));
-        for pair in firsts.windows(2) {
-            classes[pair[0].1 as usize..pair[1].1 as usize].fill(pair[0].0);
+    /// A list for each layer, with its share of its class's slots. What does not divide goes to the first
+    /// layers; none has more slots than experts.
+    pub fn layered(&self, slots: &Slots) -> Partition {
+        let layers: Vec<Layer> = self.layers.iter().flatten().copied().collect();
+        let mut lists: Vec<ListSize> =
+            layers.iter().map(|layer| ListSize { class: layer.class, kept: 0 }).collect();
+        // By class: slots left, and layers that have none yet.
+        let classes = self.classes.iter().zip(&slots.classes);
+        let mut left: Vec<(usize, usize)> =
+            classes.map(|(class, slots)| (slots.kept, class.layers)).collect();
+        // What layers of few experts have no use for is shared by the others.
+        let mut order: Vec<usize> = (0..layers.len()).collect();
+        order.sort_by_key(|&list| layers[list].experts);
+        for list in order {
+            let (slots, sharers) = &mut left[layers[list].class as usize];
+            lists[list].kept = slots.div_ceil(*sharers).min(layers[list].experts);
+            *slots -= lists[list].kept;
+            *sharers -= 1;
         }
-        classes
+        let mut list_of = vec![0; self.keys];
+        for (list, layer) in layers.iter().enumerate() {
+            list_of[layer.keys()].fill(list as u16);
+        }
+        let staging = slots.classes.iter().map(|class| class.staging).collect();
+        Partition { lists, staging, list_of }
     }
 
-    /// A layer's share of the kept slots of its class.
-    pub fn share(&self, class: u16, slots: &Slots) -> usize {
-        let kept = slots.lists[class as usize].kept;
-        kept.div_ceil(self.classes[class as usize].layers.max(1))
+    /// One list for all layers of a class.
+    pub fn pooled(&self, slots: &Slots) -> Partition {
+        let list = |(class, slots): (usize, &ClassSlots)| ListSize {
+            class: class as u16,
+            kept: slots.kept,
+        };
+        let mut list_of = vec![0; self.keys];
+        for layer in self.layers.iter().flatten() {
+            list_of[layer.keys()].fill(layer.class);
+        }
+        let staging = slots.classes.iter().map(|class| class.staging).collect();
+        Partition { lists: slots.classes.iter().enumerate().map(list).collect(), staging, list_of }
     }
 
     /// The most slots that fit a budget, but no more than there are experts; `None` if not even one
@@ -193,7 +241,7 @@ impl Geometry {
     }
 
     fn with_counts(&self, counts: &[usize]) -> Result<Slots> {
-        let mut slots = Slots { lists: Vec::new(), bytes: 0 };
+        let mut slots = Slots { classes: Vec::new(), bytes: 0 };
         for (class, &count) in self.classes.iter().zip(counts) {
             let needed = class.experts_per_token;
             if count < needed {
@@ -202,9 +250,13 @@ impl Geometry {
             let wanted = STAGING_BYTES
                 .div_ceil(class.slot_bytes)
                 .clamp(*STAGING_SLOTS.start(), *STAGING_SLOTS.end());
-            let staging = wanted.min(count / 4).min(count - needed);
+            let mut staging = wanted.min(count / 4).min(count - needed);
+            if count - staging < class.working_set() {
+                // A layer keeps fewer than a token wants of it: the others must not wait for one another.
+                staging = staging.max(needed);
+            }
             let kept = (count - staging).min(class.experts);
-            slots.lists.push(ListSize { kept, staging });
+            slots.classes.push(ClassSlots { kept, staging });
             slots.bytes += ((kept + staging) * class.slot_bytes) as u64;
         }
         Ok(slots)
@@ -212,6 +264,12 @@ impl Geometry {
 }
 
 impl Class {
+    /// Experts one token uses in all its layers.
+    pub fn working_set(&self) -> usize {
+        // Where layers differ, not all of them have so many.
+        (self.layers * self.experts_per_token).min(self.experts)
+    }
+
     /// Bytes of its experts.
     pub fn bank_bytes(&self) -> u64 {
         self.expert_bytes * self.experts as u64

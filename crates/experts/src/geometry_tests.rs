@@ -31,20 +31,55 @@ fn models() -> impl Strategy<Value = Vec<Option<LayerSize>>> {
 /// What holds of slots however they came about.
 #[track_caller]
 fn check(geometry: &Geometry, slots: &Slots) {
-    assert_eq!(slots.lists.len(), geometry.classes().len());
+    assert_eq!(slots.classes.len(), geometry.classes().len());
     let mut bytes = 0;
-    for (class, list) in geometry.classes().iter().zip(&slots.lists) {
-        assert!(list.kept >= class.experts_per_token, "{list:?} of {class:?}");
-        assert!(list.kept <= class.experts, "{list:?} of {class:?}");
-        assert!(list.staging <= *STAGING_SLOTS.end(), "{list:?} of {class:?}");
-        // A prompt's way through takes at most a quarter, unless there is more than enough.
-        let spare = list.kept == class.experts;
-        assert!(spare || list.staging * 3 <= list.kept, "{list:?} of {class:?}");
-        bytes += ((list.kept + list.staging) * class.slot_bytes) as u64;
+    for (class, &ClassSlots { kept, staging }) in geometry.classes().iter().zip(&slots.classes) {
+        let what = format!("{kept} + {staging} of {class:?}");
+        let wanted = class.experts_per_token;
+        assert!(kept + staging >= wanted && kept <= class.experts, "{what}");
+        // Experts of a token that no slot keeps have slots to pass through.
+        assert!(kept >= class.working_set() || staging >= wanted, "{what}");
+        // That and a prompt's way through take at most a quarter, unless there is more than enough.
+        let (all, spare) = (kept + staging, kept == class.experts);
+        assert!(spare || staging <= wanted.max(all / 4), "{what}");
+        assert!(staging <= wanted.max(*STAGING_SLOTS.end()), "{what}");
+        bytes += (all * class.slot_bytes) as u64;
     }
     assert_eq!(slots.bytes, bytes);
-    assert_eq!(slots.kept(), slots.lists.iter().map(|list| list.kept).sum::<usize>());
-    assert_eq!(slots.staging(), slots.lists.iter().map(|list| list.staging).sum::<usize>());
+    assert_eq!(slots.kept(), slots.classes.iter().map(|class| class.kept).sum::<usize>());
+    assert_eq!(slots.staging(), slots.classes.iter().map(|class| class.staging).sum::<usize>());
+    check_shares(geometry, slots);
+}
+
+/// Each layer has its share of the slots of its class.
+#[track_caller]
+fn check_shares(geometry: &Geometry, slots: &Slots) {
+    let Partition { lists, staging, list_of } = geometry.layered(slots);
+    let layers: Vec<Layer> = geometry.layers.iter().flatten().copied().collect();
+    assert_eq!(lists.len(), layers.len());
+    assert_eq!(list_of.len(), geometry.experts());
+    for (index, (class, count)) in geometry.classes().iter().zip(&slots.classes).enumerate() {
+        assert_eq!(staging[index], count.staging);
+        let shares = || {
+            let shares = lists.iter().zip(&layers).filter(|(list, _)| list.class as usize == index);
+            shares.map(|(list, layer)| (list.kept, layer.experts))
+        };
+        assert_eq!(shares().count(), class.layers);
+        assert_eq!(shares().map(|(kept, _)| kept).sum::<usize>(), count.kept);
+        // None has two fewer than another, unless it has all its experts.
+        let most = shares().map(|(kept, _)| kept).max().unwrap_or(0);
+        for (kept, experts) in shares() {
+            assert!(kept <= experts && (kept + 1 >= most || kept == experts), "{lists:?}");
+        }
+        let enough = count.kept >= class.layers * class.experts_per_token;
+        for (kept, experts) in shares().filter(|_| enough) {
+            assert!(kept >= class.experts_per_token.min(experts), "{lists:?}");
+        }
+    }
+    for (list, layer) in layers.iter().enumerate() {
+        assert_eq!(lists[list].class, layer.class);
+        assert!(list_of[layer.keys()].iter().all(|&of| of as usize == list));
+    }
 }
 
 proptest! {
@@ -89,7 +124,8 @@ proptest! {
     #[test]
     fn every_expert_has_a_key_of_its_own(layers in models()) {
         let geometry = Geometry::new(&layers);
-        let classes = geometry.class_of_keys();
+        let everything = geometry.fit(u64::MAX / 2).unwrap();
+        let classes = geometry.pooled(&everything).list_of;
         prop_assert_eq!(classes.len(), geometry.experts());
         let mut next = 0;
         for (index, layer) in layers.iter().enumerate() {
@@ -117,8 +153,8 @@ fn two_sizes_share_a_budget_by_the_bytes_of_their_experts() {
     let geometry = Geometry::new(&layers);
     assert_eq!(geometry.classes().len(), 2);
     let bytes = |slots: &Slots, class: usize| {
-        let list = slots.lists[class];
-        (list.kept + list.staging) as u64 * geometry.classes()[class].slot_bytes as u64
+        let ClassSlots { kept, staging } = slots.classes[class];
+        (kept + staging) as u64 * geometry.classes()[class].slot_bytes as u64
     };
     let slots = geometry.fit(geometry.least_bytes() + (100 << 20)).unwrap();
     // 128 small experts and 64 large ones: two fifths and three fifths of what nobody needs.
@@ -136,8 +172,7 @@ fn a_small_class_gets_what_a_token_needs_of_it() {
     // By bytes alone the second size would get a fifth of a slot.
     let geometry = Geometry::new(&[layer(256, 8, 2 << 20), layer(8, 8, 100_000)]);
     let slots = geometry.fit(geometry.least_bytes()).unwrap();
-    let of_class = |index: usize| slots.lists[index];
-    assert_eq!([of_class(0), of_class(1)], [ListSize { kept: 8, staging: 0 }; 2]);
+    assert_eq!(slots.classes, [ClassSlots { kept: 8, staging: 0 }; 2]);
 }
 
 #[test]
@@ -165,22 +200,36 @@ fn staging_grows_with_the_slots_up_to_what_a_disk_can_use() {
     fn staging(expert_bytes: u64, slots: usize, expect: usize) {
         let geometry = Geometry::new(&[layer(512, 8, expert_bytes), layer(512, 8, expert_bytes)]);
         let slots = geometry.with_total(slots).unwrap();
-        assert_eq!(slots.lists[0].staging, expect, "{slots:?}");
+        assert_eq!(slots.classes[0].staging, expect, "{slots:?}");
     }
-    // Nothing beyond what a token needs, then a quarter, then 32 MiB but no fewer than 8 slots and
-    // no more than 24.
-    staging(2 << 20, 8, 0);
-    staging(2 << 20, 9, 1);
-    staging(2 << 20, 20, 5);
+    // A token's experts of a layer, where not all layers' are kept; then a quarter, then 32 MiB but no
+    // fewer than 8 slots and no more than 24.
+    staging(2 << 20, 8, 8);
+    staging(2 << 20, 9, 8);
+    staging(2 << 20, 20, 8);
+    staging(2 << 20, 21, 5);
+    staging(2 << 20, 28, 7);
     staging(2 << 20, 400, 16);
     staging(16 << 20, 400, 8);
     staging(50_000, 400, 24);
 }
 
 #[test]
-fn a_layers_share_covers_all_kept_slots() {
-    let geometry = Geometry::new(&[layer(64, 4, 1 << 20), layer(64, 4, 1 << 20), None]);
-    let kept = |kept| Slots { lists: vec![ListSize { kept, staging: 3 }], bytes: 0 };
-    let shares = [8, 9, 1].map(|slots| geometry.share(0, &kept(slots)));
-    assert_eq!(shares, [4, 5, 1]);
+fn layers_share_the_kept_slots_alike() {
+    #[track_caller]
+    fn shares(experts: [usize; 3], kept: usize, expect: [usize; 3]) {
+        let [a, b, c] = experts.map(|experts| layer(experts, 1, 1 << 20));
+        let geometry = Geometry::new(&[a, None, b, c]);
+        let slots = Slots { classes: vec![ClassSlots { kept, staging: 3 }], bytes: 0 };
+        let lists = geometry.layered(&slots).lists;
+        assert_eq!(lists.iter().map(|list| list.kept).collect::<Vec<_>>(), expect);
+    }
+    shares([64; 3], 9, [3, 3, 3]);
+    shares([64; 3], 11, [4, 4, 3]);
+    shares([64; 3], 2, [1, 1, 0]);
+    shares([64; 3], 0, [0; 3]);
+    shares([64; 3], 192, [64; 3]);
+    // One has hardly any: the others have the rest.
+    shares([64, 2, 64], 11, [5, 2, 4]);
+    shares([64, 2, 64], 130, [64, 2, 64]);
 }

@@ -21,6 +21,6 @@ mod visit;
 pub use bank::{BankOptions, StreamedBank};
 pub use device::Device;
 pub use error::{Error, Result};
-pub use geometry::{Class, Geometry, LayerSize, Slots};
+pub use geometry::{Class, ClassSlots, Geometry, LayerSize, Slots};
 pub use record::{LayerExperts, Region, reads_of};
 pub use statistics::{Activity, Statistics, VisitRecord};

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cache::ListSize;
-use crate::geometry::{Class, Geometry, LayerSize, Slots};
+use crate::geometry::{Class, ClassSlots, Geometry, LayerSize, Slots};
 use crate::{Error, Result};
 
 /// The form of today.
@@ -191,11 +190,13 @@ fn check(header: &Header) -> Result<()> {
         return wrong("more experts than any model has");
     }
     let geometry = Geometry::new(&header.layers);
-    let sound = |(class, list): (&Class, &ListSize)| {
-        list.kept >= 1 && list.kept <= class.experts && list.staging <= MOST_EXPERTS
+    let sound = |(class, slots): (&Class, &ClassSlots)| {
+        // A layer without slots of its own needs staging.
+        let enough = slots.staging > 0 || slots.kept >= class.layers;
+        enough && slots.kept <= class.experts && slots.staging <= MOST_EXPERTS
     };
-    if header.slots.lists.len() != geometry.classes().len()
-        || !geometry.classes().iter().zip(&header.slots.lists).all(sound)
+    if header.slots.classes.len() != geometry.classes().len()
+        || !geometry.classes().iter().zip(&header.slots.classes).all(sound)
     {
         return wrong("its slots do not fit its experts");
     }
@@ -206,7 +207,7 @@ fn check(header: &Header) -> Result<()> {
 mod tests {
     use super::*;
 
-    const HEADER: &str = r#"{"millstream_routing":1,"layers":[null,{"experts":8,"experts_per_token":2,"expert_bytes":5000,"slot_bytes":8192}],"slots":{"lists":[{"kept":4,"staging":1}],"bytes":40960},"fixed_bytes":1000}"#;
+    const HEADER: &str = r#"{"millstream_routing":1,"layers":[null,{"experts":8,"experts_per_token":2,"expert_bytes":5000,"slot_bytes":8192}],"slots":{"classes":[{"kept":4,"staging":1}],"bytes":40960},"fixed_bytes":1000}"#;
 
     #[test]
     fn what_is_written_is_read() {
@@ -217,7 +218,7 @@ mod tests {
         let header = Header {
             version: LOG_VERSION,
             layers: vec![None, Some(size)],
-            slots: Slots { lists: vec![ListSize { kept: 4, staging: 1 }], bytes: 5 * 8192 },
+            slots: Slots { classes: vec![ClassSlots { kept: 4, staging: 1 }], bytes: 5 * 8192 },
             fixed_bytes: 1000,
         };
         let mut log = RoutingLog::create(&path, &header).expect("log");
@@ -273,7 +274,7 @@ mod tests {
         check("\"experts\":8", "\"experts\":99999999", "more experts than any model has");
         check("slot_bytes\":8192", "slot_bytes\":9223372036854775807", "an expert is larger");
         check("per_token\":2", "per_token\":9", "experts per token do not fit");
-        check("\"kept\":4", "\"kept\":0", "its slots do not fit its experts");
+        check("4,\"staging\":1", "0,\"staging\":0", "its slots do not fit its experts");
         check("\"kept\":4", "\"kept\":9", "its slots do not fit its experts");
         check("[{\"kept\":4,\"staging\":1}]", "[]", "its slots do not fit its experts");
     }

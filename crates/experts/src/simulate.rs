@@ -1,35 +1,37 @@
 //! Hit rates of cache sizes and policies over a recorded routing, without the model.
 //!
 //! The policy under test is the live one, the same code; beside it are two that are not built in, for
-//! comparison: fixed slots for each layer, and Belady's, which knows the future and which no policy beats.
+//! comparison: one list of slots for all layers, and Belady's, which knows the future and which no policy
+//! beats.
 
 use std::collections::BTreeSet;
 
 use crate::Result;
-use crate::cache::{Cache, Counts, ListSize, Manner};
+use crate::cache::{Cache, Counts, Manner, Partition};
 use crate::geometry::{Geometry, Slots};
 use crate::routing_log::{Header, LoggedVisit};
 
 /// How slots are given to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The least recently used of all layers leaves: what the bank does.
-    Lru,
-    /// Each layer has its own share of the slots; the least recently used of the layer leaves.
+    /// Each layer has its own share of the slots; the least recently used of the layer leaves. What the
+    /// bank does.
     Layered,
+    /// The least recently used of all layers leaves.
+    Lru,
     /// The one that is wanted again last leaves. Knows the future.
     Belady,
 }
 
 impl Policy {
-    /// All of them.
-    pub const ALL: [Policy; 3] = [Policy::Lru, Policy::Layered, Policy::Belady];
+    /// All of them, the built-in one first.
+    pub const ALL: [Policy; 3] = [Policy::Layered, Policy::Lru, Policy::Belady];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::Lru => "lru",
             Policy::Layered => "layered",
+            Policy::Lru => "lru",
             Policy::Belady => "belady",
         }
     }
@@ -88,7 +90,7 @@ impl Outcome {
 
 /// Whether the cache keeps what a visit reads.
 fn is_decode(visit: &LoggedVisit) -> bool {
-    Manner::of(visit.rows, || 0) == Manner::Keep
+    Manner::of(visit.rows) == Manner::Keep
 }
 
 /// Runs a log through a policy.
@@ -100,14 +102,8 @@ pub fn run(
 ) -> Result<Outcome> {
     let geometry = Geometry::new(&header.layers);
     Ok(match policy {
-        Policy::Lru => {
-            let cache = Cache::new(&slots.lists, geometry.class_of_keys());
-            replay(header, &geometry, visits, cache, slots)
-        }
-        Policy::Layered => {
-            let cache = layered(header, &geometry, slots);
-            replay(header, &geometry, visits, cache, slots)
-        }
+        Policy::Layered => replay(header, &geometry, visits, geometry.layered(slots)),
+        Policy::Lru => replay(header, &geometry, visits, geometry.pooled(slots)),
         Policy::Belady => belady(header, &geometry, visits, slots),
     })
 }
@@ -121,40 +117,20 @@ fn replay(
     header: &Header,
     geometry: &Geometry,
     visits: &[LoggedVisit],
-    mut cache: Cache,
-    slots: &Slots,
+    partition: Partition,
 ) -> Outcome {
+    let mut cache = Cache::new(partition);
     let (mut keys, mut steps) = (Vec::new(), Vec::new());
     let mut outcome = Outcome::default();
     for visit in visits {
-        let Some((class, first)) = geometry.layer(visit.layer) else { continue };
+        let Some((_, first)) = geometry.layer(visit.layer) else { continue };
         keys.clear();
         keys.extend(visit.wanted.iter().map(|id| first + id));
-        let manner = Manner::of(visit.rows, || geometry.share(class, slots));
-        cache.visit(&keys, manner, &mut steps);
+        cache.visit(&keys, Manner::of(visit.rows), &mut steps);
         let hits = steps.iter().filter(|step| step.hit).count();
         outcome.tally(visit).add(hits, steps.len() - hits, missed_bytes(header, visit));
     }
     outcome
-}
-
-/// One list for each layer; what does not divide goes to the first layers.
-fn layered(header: &Header, geometry: &Geometry, slots: &Slots) -> Cache {
-    let mut lists = Vec::new();
-    let mut list_of = vec![0; geometry.experts()];
-    let mut seen = vec![0; geometry.classes().len()];
-    for (layer, size) in header.layers.iter().enumerate() {
-        let (Some(size), Some((class, first))) = (size, geometry.layer(layer)) else { continue };
-        let (class, layers) = (class as usize, geometry.classes()[class as usize].layers);
-        let kept = slots.lists[class].kept / layers
-            + usize::from(seen[class] < slots.lists[class].kept % layers);
-        seen[class] += 1;
-        // A layer without slots of its own still needs one to pass experts through.
-        let (kept, staging) = (kept.max(1), slots.lists[class].staging);
-        list_of[first as usize..first as usize + size.experts].fill(lists.len() as u16);
-        lists.push(ListSize { kept, staging });
-    }
-    Cache::new(&lists, list_of)
 }
 
 fn belady(header: &Header, geometry: &Geometry, visits: &[LoggedVisit], slots: &Slots) -> Outcome {
@@ -169,10 +145,10 @@ fn belady(header: &Header, geometry: &Geometry, visits: &[LoggedVisit], slots: &
     }
     let mut outcome = Outcome::default();
     // By class: what is kept, by when it is wanted again.
-    let mut kept: Vec<BTreeSet<(usize, u32)>> = vec![BTreeSet::new(); slots.lists.len()];
+    let mut kept: Vec<BTreeSet<(usize, u32)>> = vec![BTreeSet::new(); slots.classes.len()];
     for (time, visit) in visits.iter().enumerate() {
         let (class, first) = first(visit);
-        let (kept, room) = (&mut kept[class as usize], slots.lists[class as usize].kept);
+        let (kept, room) = (&mut kept[class as usize], slots.classes[class as usize].kept);
         let mut hits = 0;
         for key in visit.wanted.iter().map(|id| first + id) {
             hits += usize::from(kept.remove(&(time, key)));
@@ -191,4 +167,43 @@ fn belady(header: &Header, geometry: &Geometry, visits: &[LoggedVisit], slots: &
         outcome.tally(visit).add(hits, misses, missed_bytes(header, visit));
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::LayerSize;
+    use crate::routing_log::LOG_VERSION;
+
+    const LAYERS: usize = 10;
+
+    /// Hits of 20 tokens that all want the same four experts of 16 of every layer.
+    fn hits(slots: usize, policy: Policy) -> u64 {
+        let size =
+            LayerSize { experts: 16, experts_per_token: 4, expert_bytes: 900, slot_bytes: 4096 };
+        let layers = vec![Some(size); LAYERS];
+        let slots = Geometry::new(&layers).with_total(slots).expect("enough slots");
+        let visit =
+            |index| LoggedVisit { layer: index % LAYERS, rows: 1, wanted: vec![3, 0, 9, 7] };
+        let visits: Vec<LoggedVisit> = (0..20 * LAYERS).map(visit).collect();
+        let header = Header { version: LOG_VERSION, layers, slots, fixed_bytes: 0 };
+        let outcome = run(&header, &visits, &header.slots, policy).expect("a simulation");
+        assert_eq!(outcome.counts().hits + outcome.counts().misses, 4 * visits.len() as u64);
+        outcome.counts().hits
+    }
+
+    #[test]
+    fn layers_in_turn_find_experts_again_in_fewer_slots_than_a_token_uses() {
+        // A token uses 40. Of 25 slots 6 are for staging, and two keep in each layer but the last.
+        assert_eq!(hits(25, Policy::Lru), 0);
+        assert_eq!(hits(25, Policy::Layered), 19 * 19);
+        // Of 12 slots 4 are for staging, and one in each of 8 layers keeps.
+        assert_eq!(hits(12, Policy::Layered), 19 * 8);
+        // No slot keeps anything.
+        assert_eq!(hits(4, Policy::Layered), 0);
+        // All layers keep all that a token uses.
+        for policy in [Policy::Lru, Policy::Layered] {
+            assert_eq!(hits(60, policy), 19 * 40);
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, Manner, Step};
-use crate::geometry::{Geometry, Slots};
+use crate::geometry::{ClassSlots, Geometry, Slots};
 use crate::routing_log::RoutingLog;
 use crate::statistics::{Activity, VisitRecord};
 use crate::{Error, Result};
@@ -202,9 +202,9 @@ impl State {
         geometry: &Geometry,
         slots: &Slots,
     ) {
-        let before: usize =
-            slots.lists[..class as usize].iter().map(|list| list.kept + list.staging).sum();
-        let count = slots.lists[class as usize].kept;
+        let size = |class: &ClassSlots| class.kept + class.staging;
+        let before: usize = slots.classes[..class as usize].iter().map(size).sum();
+        let count = size(&slots.classes[class as usize]);
         let filled: Vec<u32> = (before..before + count)
             .filter(|&slot| self.slots[slot].reads_left == 0 && self.slots[slot].content.is_some())
             .map(|slot| slot as u32)

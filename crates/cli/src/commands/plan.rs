@@ -148,9 +148,7 @@ fn streaming_text(streaming: &StreamPlan, expected: Option<&Expected>) -> String
     let [even, published] = streaming.hit_rate.map(|rate| 100.0 * rate);
     let [most, least] = streaming.read_bytes_per_token.map(size::bytes);
     let mut text = match published {
-        0.0 => {
-            format!("The slots keep less than a token's experts: all {most} come from the disk.\n")
-        }
+        0.0 => format!("The slots keep no experts: all {most} of a token's come from the disk.\n"),
         _ => format!(
             "Of a token's experts {even:.0} % (if all are alike) to {published:.0} % (as published) are in \
              memory;\n{least} to {most} come from the disk.\n"

@@ -45,7 +45,7 @@ struct Report {
 /// One size of the memory.
 #[derive(Debug, Serialize)]
 struct SizeReport {
-    /// Slots, those that prompts pass through included.
+    /// Slots, those that experts pass through included.
     slots: usize,
     /// Experts that are kept, and which share of all.
     kept: usize,
@@ -222,7 +222,7 @@ fn text(report: &Report) -> String {
         |rate: Option<f64>| rate.map_or("–".to_owned(), |rate| format!("{:.1} %", 100.0 * rate));
     let bytes = |bytes: Option<u64>| bytes.map_or("–".to_owned(), size::bytes);
     for line in &report.sizes {
-        let lru = &line.policies[Policy::Lru.name()];
+        let built_in = &line.policies[Policy::Layered.name()];
         let mut row = vec![
             line.kept.to_string(),
             format!("{:.0} %", 100.0 * line.kept_share),
@@ -230,8 +230,8 @@ fn text(report: &Report) -> String {
             typed(line.memory_bytes),
         ];
         row.extend(Policy::ALL.map(|policy| percent(line.policies[policy.name()].hit_rate)));
-        row.push(bytes(lru.read_bytes_per_token));
-        row.push(bytes(lru.prompt_read_bytes_per_token));
+        row.push(bytes(built_in.read_bytes_per_token));
+        row.push(bytes(built_in.prompt_read_bytes_per_token));
         row.push(match (line.recorded, line.asked) {
             (true, true) => "recorded and asked for".to_owned(),
             (true, false) => "recorded".to_owned(),
@@ -245,15 +245,16 @@ fn text(report: &Report) -> String {
     text.push_str(&table(&columns, &rows));
     text.push_str(
         "\nPercentages are of a decoded token's experts that are in memory; the two columns after them\n\
-         are what a token reads with lru, decoded and in a prompt. lru is what Millstream does; layered\n\
-         gives each layer its own slots; belady knows the future, and nothing does better.\n",
+         are what a token reads with layered, decoded and in a prompt. layered is what Millstream does:\n\
+         each layer has its own slots; lru has one list for all of them; belady knows the future, and\n\
+         nothing does better.\n",
     );
     if let Some(line) = report.sizes.iter().find(|line| line.recorded) {
-        let lru = &line.policies[Policy::Lru.name()];
+        let built_in = &line.policies[Policy::Layered.name()];
         text.push_str(&format!(
-            "The recorded run kept {} experts in {} slots. Its counts were lru's there, prompts \
+            "The recorded run kept {} experts in {} slots. Its counts were layered's there, prompts \
              included:\n{} hits, {} misses.\n",
-            line.kept, line.slots, lru.hits, lru.misses
+            line.kept, line.slots, built_in.hits, built_in.misses
         ));
     }
     text

@@ -53,7 +53,7 @@ fn a_streamed_plan_says_what_to_expect() {
         None => assert!(!timed, "{json}"),
     }
     let text = home.run(&arguments).good();
-    assert_has(&text, &["expert slots", "48 kept of 256, 16 for prompts", "\nDisk: "]);
+    assert_has(&text, &["expert slots", "48 kept of 256, 16 to pass through", "\nDisk: "]);
     // All in memory: nothing is tried.
     let json = home.run(&plan("./model", &["--json"])).json();
     assert!(json["disk"].is_null() && json["expected_tok_s"].is_null(), "{json}");

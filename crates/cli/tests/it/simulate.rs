@@ -2,7 +2,7 @@
 
 use super::{Home, assert_has};
 
-const HEADER: &str = r#"{"millstream_routing":1,"layers":[{"experts":16,"experts_per_token":2,"expert_bytes":900000,"slot_bytes":1000000},null,{"experts":16,"experts_per_token":2,"expert_bytes":900000,"slot_bytes":1000000}],"slots":{"lists":[{"kept":8,"staging":2}],"bytes":10000000},"fixed_bytes":300000000}"#;
+const HEADER: &str = r#"{"millstream_routing":1,"layers":[{"experts":16,"experts_per_token":2,"expert_bytes":900000,"slot_bytes":1000000},null,{"experts":16,"experts_per_token":2,"expert_bytes":900000,"slot_bytes":1000000}],"slots":{"classes":[{"kept":8,"staging":2}],"bytes":10000000},"fixed_bytes":300000000}"#;
 
 /// A prompt of 40 tokens and 60 tokens after it, which prefer some experts.
 fn log() -> String {
@@ -40,8 +40,8 @@ fn a_log_is_replayed_at_many_sizes() {
             300_000_000 + size["slots_bytes"].as_u64().unwrap()
         );
         // 2 layers × 2 experts × 1 MB, less what was in memory.
-        let read = size["policies"]["lru"]["read_bytes_per_token"].as_f64().unwrap();
-        assert!((read - 4e6 * (1.0 - hits("lru"))).abs() < 1.0, "{size}");
+        let read = size["policies"]["layered"]["read_bytes_per_token"].as_f64().unwrap();
+        assert!((read - 4e6 * (1.0 - hits("layered"))).abs() < 1.0, "{size}");
     }
 }
 

@@ -18,7 +18,9 @@ fn one_bad_part_fails_its_expert_and_no_other() {
         let cases = [(Fault::Broken, "cannot read at"), (Fault::ShortForever, "is too short")];
         for (fault, reason) in cases {
             // In one slot each expert but the first waits for the one before it.
-            for (kept, staging, rows) in [(1, 0, 1), (1, 1, 100), (3, 2, 100), (12, 0, 1)] {
+            for (kept, staging, rows) in
+                [(1, 0, 1), (0, 1, 1), (2, 2, 1), (1, 1, 100), (3, 2, 100), (12, 0, 1)]
+            {
                 for part in Projection::ALL {
                     // The first attempt alone: the next finds the disk mended.
                     let rule = Rule { attempts: 0..2, ..model.rule(0, 5, part, fault) };
@@ -81,7 +83,9 @@ fn come_at_last(model: &Model, bank: &experts::StreamedBank, experts: &[u32]) {
 fn a_stalled_read_fails_within_a_bound_and_holds_up_no_others() {
     within_patience(|| {
         let model = Model::new();
-        for (kept, staging, rows) in [(6, 0, 1), (2, 0, 1), (4, 3, 100), (4, 2, 100)] {
+        for (kept, staging, rows) in
+            [(6, 0, 1), (2, 0, 1), (4, 3, 100), (4, 2, 100), (1, 2, 1), (0, 3, 1)]
+        {
             let settings = Settings { kept, staging, stall: STALL, depth: 4 };
             let (device, bank) = stalling(&model, settings);
             let started = Instant::now();
@@ -252,9 +256,10 @@ fn no_expert_is_ever_another() {
                 .with_chance(0.02, Fault::Delay(Duration::from_millis(2)))
                 .with_chance([0.0, 0.01][seed as usize % 2], Fault::Stall);
             let device = Arc::new(faulty);
+            let staging = dice.roll(4);
             let settings = Settings {
-                kept: [1, 2, 5, 30][dice.roll(4)],
-                staging: dice.roll(4),
+                kept: [usize::from(staging == 0), 1, 2, 5, EXPERTS][dice.roll(5)],
+                staging,
                 stall: Duration::from_millis(15),
                 depth: 1 + dice.roll(6),
             };

@@ -8,10 +8,9 @@ use std::time::Duration;
 use checkpoint::write::{Declaration, header};
 use checkpoint::{Checkpoint, Dtype, ExpertLayout, FileIndex, Projection};
 use compute::{Activation, Encoding, Expert, ExpertBank, Float, Turn, Visit};
-use experts::cache::ListSize;
 use experts::device::{ALIGNMENT, Access, Device, Fault, Files, Rule};
 use experts::reader::{Method, Queue};
-use experts::{BankOptions, LayerExperts, Slots, StreamedBank};
+use experts::{BankOptions, ClassSlots, LayerExperts, Slots, StreamedBank};
 
 pub(crate) const LAYERS: usize = 2;
 pub(crate) const EXPERTS: usize = 24;
@@ -138,12 +137,12 @@ impl Model {
 
     pub(crate) fn bank(&self, device: Arc<dyn Device>, settings: Settings) -> StreamedBank {
         let Settings { kept, staging, stall, depth } = settings;
-        let lists = vec![ListSize { kept, staging }];
-        let bytes = ((kept + staging) * EXPERT_BYTES) as u64;
+        let classes = vec![ClassSlots { kept: LAYERS * kept, staging }];
+        let bytes = ((LAYERS * kept + staging) * EXPERT_BYTES) as u64;
         let options = BankOptions {
             activation: Activation::SwiGlu,
             intermediate: ROWS,
-            slots: Slots { lists, bytes },
+            slots: Slots { classes, bytes },
             method: Method { queue: Queue::Threads, depth },
             stall,
             look_ahead: true,
@@ -232,6 +231,7 @@ impl Visited {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
+    /// Slots of each layer.
     pub(crate) kept: usize,
     pub(crate) staging: usize,
     pub(crate) stall: Duration,

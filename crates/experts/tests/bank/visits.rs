@@ -11,7 +11,9 @@ use crate::support::{Dice, EXPERTS, LAYERS, Model, Settings, within_patience};
 fn threads_get_every_expert_once_whatever_the_slots() {
     within_patience(|| {
         let model = Model::new();
-        for (kept, staging) in [(1, 0), (1, 1), (3, 2), (EXPERTS, 0), (LAYERS * EXPERTS, 8)] {
+        for (kept, staging) in
+            [(1, 0), (0, 1), (0, 5), (1, 1), (3, 2), (EXPERTS / 2, 0), (EXPERTS, 8)]
+        {
             for depth in [1, 8] {
                 let settings = Settings { kept, staging, depth, ..Settings::default() };
                 let bank = model.bank(model.device(), settings);
@@ -73,7 +75,7 @@ fn nobody_waits_who_does_not_want_to() {
 fn a_visit_that_was_left_does_not_spoil_the_next() {
     within_patience(|| {
         let model = Model::new();
-        for kept in [1, 4, 40] {
+        for kept in [1, 4, 20] {
             let bank = model.bank(model.device(), Settings { kept, ..Settings::default() });
             let mut dice = Dice(1);
             for round in 0..200 {
