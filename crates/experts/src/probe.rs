@@ -23,8 +23,11 @@ pub type Sample = (FileIndex, u64, usize);
 /// The numbers of reads under way that are tried.
 pub const DEPTHS: [usize; 4] = [4, 8, 16, 32];
 
-/// More reads under way must win by this factor: they delay the urgent ones and land later.
-const DEEPER_FACTOR: f64 = 1.03;
+/// The factor by which each depth must win over 16. The trial runs on idle cores; while they compute,
+/// finished reads are collected late and a short queue runs dry: a bench that chose 4, as fast as 16 in
+/// its trial, read at 0.55 of the rate of its trial, and those that chose 16 at 0.99 (2-core Xeon,
+/// 2026-11-15). More than 16 delay the urgent reads.
+const DEPTH_FACTORS: [f64; 4] = [1.15, 1.05, 1.0, 1.03];
 /// io_uring may be this much slower than threads: it takes 0.03 to 0.04 s of processor time for a gigabyte
 /// of expert-sized reads where threads take 0.05 to 0.06 (2-core Xeon, 2026-11-15), and that time is the
 /// cores' that compute.
@@ -172,7 +175,8 @@ fn decide(tried: &[Trial]) -> Option<usize> {
         for (index, trial) in tried.iter().enumerate() {
             let Ok(rate) = trial.outcome else { continue };
             let same = trial.access == access && trial.method.queue == queue;
-            if same && best.is_none_or(|(_, before)| rate > before * DEEPER_FACTOR) {
+            let worth = |index: usize, rate: f64| rate / depth_factor(tried[index].method.depth);
+            if same && best.is_none_or(|(at, before)| worth(index, rate) > worth(at, before)) {
                 best = Some((index, rate));
             }
         }
@@ -190,6 +194,11 @@ fn decide(tried: &[Trial]) -> Option<usize> {
         }
     }
     chosen.map(|(index, _)| index)
+}
+
+fn depth_factor(depth: usize) -> f64 {
+    let index = DEPTHS.iter().position(|&tried| tried == depth);
+    index.map_or(1.0, |index| DEPTH_FACTORS[index])
 }
 
 /// A series of trials.
@@ -464,12 +473,14 @@ mod tests {
     fn the_simple_way_wins_unless_another_is_clearly_faster() {
         let (direct, buffered) = (Access::Direct, Access::Buffered);
         let (threads, uring) = (Queue::Threads, Queue::Uring);
-        check([100.0; 4], [100.0; 4], 100.0, (direct, uring, 4));
-        check([100.0; 4], [0.0; 4], 100.0, (direct, threads, 4));
-        check([100.0, 102.0, 102.5, 102.0], [96.0; 4], 124.0, (direct, threads, 4));
+        check([100.0; 4], [100.0; 4], 100.0, (direct, uring, 16));
+        check([100.0; 4], [0.0; 4], 100.0, (direct, threads, 16));
+        check([100.0, 102.0, 102.5, 102.0], [96.0; 4], 124.0, (direct, threads, 16));
+        check([114.0, 104.0, 100.0, 102.0], [90.0; 4], 0.0, (direct, threads, 16));
+        check([116.0, 104.0, 100.0, 102.0], [90.0; 4], 0.0, (direct, threads, 4));
         check([100.0, 110.0, 120.0, 121.0], [110.0; 4], 0.0, (direct, threads, 16));
-        check([100.0, 110.0, 110.0, 110.0], [100.0, 117.0, 120.0, 110.0], 0.0, (direct, uring, 8));
-        check([100.0; 4], [110.0; 4], 130.0, (direct, uring, 4));
+        check([100.0, 110.0, 110.0, 110.0], [100.0, 130.0, 120.0, 110.0], 0.0, (direct, uring, 8));
+        check([100.0; 4], [110.0; 4], 130.0, (direct, uring, 16));
         check([100.0; 4], [110.0; 4], 140.0, (buffered, threads, 8));
         check([90.0, 80.0, 85.0, 98.0], [0.0; 4], 0.0, (direct, threads, 32));
     }
