@@ -471,6 +471,23 @@ fn when_nothing_can_be_read_all_fail_and_nothing_hangs() {
     });
 }
 
+#[test]
+fn a_dead_disk_is_waited_for_in_one_layer_only() {
+    within_patience(|| {
+        let model = Model::new(MODELS[0]);
+        assert!(model.spec.moe_layers().count() > 1);
+        let (_, first) = model.spec.moe_layers().next().unwrap();
+        let disk =
+            Disk::new(&model.checkpoint, |faulty| faulty.with_rule(Rule::always(Fault::Stall)));
+        let mut engine = model.engine(24, &disk, STALL);
+        let outcomes = serve(&mut engine, &[varied(1, 1, 4)]);
+        assert!(outcomes[0].tokens.is_empty());
+        let statistics = bank(&engine).statistics();
+        assert_eq!(statistics.failed, first.experts_per_token as u64, "{statistics:?}");
+        disk.mend();
+    });
+}
+
 /// Whatever fails, no request ever says anything that it would not say in memory.
 #[test]
 fn never_a_wrong_token() {

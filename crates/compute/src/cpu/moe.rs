@@ -55,6 +55,8 @@ pub(crate) struct Scratch {
     /// Where each expert's pairs begin in `pairs`; one more at the end.
     starts: Vec<u32>,
     wanted: Vec<u32>,
+    /// Rows that failed in an earlier layer; empty if none did.
+    lost: Vec<bool>,
 }
 
 impl Scratch {
@@ -62,6 +64,10 @@ impl Scratch {
     fn pairs_of(&self, id: u32) -> &[u32] {
         let id = id as usize;
         &self.pairs[self.starts[id] as usize..self.starts[id + 1] as usize]
+    }
+
+    fn is_lost(&self, row: usize) -> bool {
+        self.lost.get(row).copied().unwrap_or(false)
     }
 
     fn job<'a>(&self, id: u32, expert: Expert<'a>, k: usize) -> Job<'a> {
@@ -101,7 +107,8 @@ pub(crate) struct Shared<'a> {
 }
 
 /// Computes `out` [rows, hidden]. `slots` has room for [rows · k + rows, hidden]: the outputs by
-/// (row, rank), then the shared expert's. Returns the rows that an expert could not be brought for.
+/// (row, rank), then the shared expert's. Returns the rows that an expert could not be brought for; rows
+/// that failed `before` ask for none: a disk that is gone is waited for once, not in every layer.
 pub(crate) fn run(
     isa: Isa,
     pool: &mut Pool,
@@ -110,6 +117,7 @@ pub(crate) fn run(
     x: &[f32],
     rows: usize,
     routing: &RoutingTable,
+    before: &[RowFailure],
     bank: &dyn ExpertBank,
     shared: Option<&Shared<'_>>,
     slots: &mut [f32],
@@ -117,7 +125,15 @@ pub(crate) fn run(
 ) -> Vec<RowFailure> {
     let hidden = x.len() / rows.max(1);
     let k = routing.ids.len() / rows.max(1);
-    group(scratch, routing);
+    mark_lost(scratch, before, rows);
+    group(scratch, routing, k);
+    for row in (0..rows).filter(|&row| scratch.is_lost(row)) {
+        slots[row * k * hidden..][..k * hidden].fill(0.0);
+    }
+    if scratch.wanted.is_empty() {
+        out.fill(0.0);
+        return Vec::new();
+    }
     let wanted = std::mem::take(&mut scratch.wanted);
     // Reads are on their way while the rows are quantised.
     let visit = bank.visit(layer, &wanted, rows);
@@ -276,22 +292,40 @@ fn forget_failed(
     failures
 }
 
+/// Notes which rows failed in an earlier layer of the same step.
+fn mark_lost(scratch: &mut Scratch, before: &[RowFailure], rows: usize) {
+    scratch.lost.clear();
+    if !before.is_empty() {
+        scratch.lost.resize(rows, false);
+        before.iter().for_each(|failure| scratch.lost[failure.row] = true);
+    }
+}
+
 /// Sorts (row, rank) pairs by expert, rows ascending within one (a counting sort), and the experts by
-/// how many rows want them.
-fn group(scratch: &mut Scratch, routing: &RoutingTable) {
+/// how many rows want them. Rows that are lost want none.
+fn group(scratch: &mut Scratch, routing: &RoutingTable, k: usize) {
     let experts = routing.ids.iter().max().map_or(0, |&id| id as usize + 1);
+    let lost = std::mem::take(&mut scratch.lost);
+    let is_wanted = |pair: usize| lost.is_empty() || !lost[pair / k];
     scratch.starts.clear();
     scratch.starts.resize(experts + 1, 0);
-    for &id in &routing.ids {
-        scratch.starts[id as usize + 1] += 1;
+    let mut pairs = 0;
+    for (pair, &id) in routing.ids.iter().enumerate() {
+        if is_wanted(pair) {
+            scratch.starts[id as usize + 1] += 1;
+            pairs += 1;
+        }
     }
     for expert in 0..experts {
         scratch.starts[expert + 1] += scratch.starts[expert];
     }
     scratch.pairs.clear();
-    scratch.pairs.resize(routing.ids.len(), 0);
+    scratch.pairs.resize(pairs, 0);
     let mut next = scratch.starts.clone();
     for (pair, &id) in routing.ids.iter().enumerate() {
+        if !is_wanted(pair) {
+            continue;
+        }
         scratch.pairs[next[id as usize] as usize] = pair as u32;
         next[id as usize] += 1;
     }
@@ -299,11 +333,13 @@ fn group(scratch: &mut Scratch, routing: &RoutingTable) {
     scratch.wanted.clear();
     scratch.wanted.extend((0..experts as u32).filter(|&expert| count(expert) > 0));
     scratch.wanted.sort_by_key(|&expert| std::cmp::Reverse(count(expert)));
+    scratch.lost = lost;
 }
 
 /// The experts of a routing, those that most rows want first.
 pub(crate) fn most_wanted<'a>(scratch: &'a mut Scratch, routing: &RoutingTable) -> &'a [u32] {
-    group(scratch, routing);
+    scratch.lost.clear();
+    group(scratch, routing, 1);
     &scratch.wanted
 }
 

@@ -383,6 +383,7 @@ impl Step for CpuStep<'_> {
             from,
             x.rows,
             &backend.routing,
+            &backend.failures,
             bank,
             shared.as_ref(),
             by_slot,
@@ -394,7 +395,10 @@ impl Step for CpuStep<'_> {
     }
 
     fn expect(&mut self, layer: usize, _routing: Routing, bank: &dyn ExpertBank) {
-        bank.expect(layer, moe::most_wanted(&mut self.backend.moe, &self.backend.routing));
+        // Where reads fail, guesses are not worth a try.
+        if self.backend.failures.is_empty() {
+            bank.expect(layer, moe::most_wanted(&mut self.backend.moe, &self.backend.routing));
+        }
     }
 
     fn failures(&mut self) -> Vec<RowFailure> {
