@@ -126,6 +126,9 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
         Error::NoTokenizer => {
             Some("`millstream logits` works with token ids and needs no tokenizer".to_owned())
         }
+        Error::Experts(experts::Error::TooFewSlots { needed, .. }) => Some(format!(
+            "--expert-slots {needed} is the least; without the option there are as many as fit"
+        )),
         Error::Model(model::Error::Checkpoint(error)) | Error::Checkpoint(error) => {
             checkpoint_hint(error)
         }

@@ -52,6 +52,12 @@ pub enum Error {
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] crate::SampleError),
+    /// A step failed as a whole, and with it everything that was in it.
+    #[error("the model could not go on: {message}")]
+    Step {
+        /// What happened.
+        message: String,
+    },
     /// An instruction set that this machine lacks.
     #[error("this machine cannot run {isa} kernels")]
     Isa {

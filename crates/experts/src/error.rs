@@ -33,7 +33,7 @@ pub enum Error {
         got: u64,
     },
     /// The disk did not answer in time.
-    #[error("the disk did not answer within {seconds:.0} s")]
+    #[error("the disk did not answer within {seconds} s")]
     Stalled {
         /// How long was waited.
         seconds: f64,
