@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{Activation, Error, Matrix, Weight};
+use crate::{Activation, Error, Matrix, Tally, Weight};
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,9 @@ pub trait ExpertBank: Send + Sync {
 
     /// Starts to bring the `wanted` experts of a layer, the most used first, for `rows` rows.
     fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], rows: usize) -> Box<dyn Visit + 'a>;
+
+    /// Counts of its experts, for who looks on.
+    fn tally(&self) -> &Tally;
 
     /// Whether [`ExpertBank::expect`] is worth calling.
     fn looks_ahead(&self) -> bool {
@@ -71,12 +74,14 @@ pub struct ResidentBank {
     activation: Activation,
     /// By layer (empty for layers without experts), then expert: gate, up, down.
     layers: Vec<Vec<[Weight; 3]>>,
+    tally: Tally,
 }
 
 impl ResidentBank {
     /// A bank over weights that are already loaded.
     pub fn new(intermediate: usize, activation: Activation, layers: Vec<Vec<[Weight; 3]>>) -> Self {
-        ResidentBank { intermediate, activation, layers }
+        let tally = Tally::new(layers.iter().map(Vec::len));
+        ResidentBank { intermediate, activation, layers, tally }
     }
 
     /// Bytes of all experts.
@@ -92,6 +97,10 @@ impl ExpertBank for ResidentBank {
 
     fn activation(&self) -> Activation {
         self.activation
+    }
+
+    fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], _rows: usize) -> Box<dyn Visit + 'a> {

@@ -9,6 +9,7 @@ mod cpu;
 mod error;
 pub mod memory;
 mod step;
+mod tally;
 mod weight;
 
 pub use bank::{Expert, ExpertBank, ResidentBank, Take, Turn, Visit};
@@ -18,4 +19,5 @@ pub use step::{
     Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
     SharedExpert, StateRun, Step, Tensor,
 };
+pub use tally::{Tallied, Tally};
 pub use weight::{Encoding, Float, Matrix, Weight, weight_memory};

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use compute::{Activation, ExpertBank, Visit};
+use compute::{Activation, ExpertBank, Tally, Visit};
 use machine::pages::Pages;
 
 use crate::cache::{Cache, Manner};
@@ -49,6 +49,7 @@ pub struct StreamedBank {
     pub(crate) geometry: Geometry,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) arena: Arena,
+    pub(crate) tally: Tally,
     options: BankOptions,
     /// Held during a visit.
     turn: Mutex<()>,
@@ -143,6 +144,7 @@ impl StreamedBank {
             })
         };
         let reader = Reader::start(Arc::clone(&device), options.method, done)?;
+        let tally = Tally::new(sizes.iter().map(|size| size.map_or(0, |size| size.experts)));
         Ok(StreamedBank {
             reader,
             core,
@@ -150,6 +152,7 @@ impl StreamedBank {
             geometry,
             device,
             arena,
+            tally,
             options,
             turn: Mutex::new(()),
         })
@@ -188,6 +191,25 @@ impl StreamedBank {
             waited: state.waited,
             reads: self.reader.statistics(),
         }
+    }
+
+    /// The experts that are kept in memory now, or are on their way there: layer and index, in order.
+    pub fn kept(&self) -> Vec<(usize, u32)> {
+        let mut keys: Vec<u32> = self.core.lock().cache.kept().collect();
+        keys.sort_unstable();
+        let mut keys = keys.into_iter().peekable();
+        let mut kept = Vec::with_capacity(keys.len());
+        // Keys are numbered layer by layer.
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (Some(layer), Some((_, first))) = (layer, self.geometry.layer(index)) else {
+                continue;
+            };
+            let end = first + layer.layout.experts() as u32;
+            while let Some(key) = keys.next_if(|&key| key < end) {
+                kept.push((index, key - first));
+            }
+        }
+        kept
     }
 
     /// Writes which experts each visit wants to a file, from now on.
@@ -278,6 +300,10 @@ impl ExpertBank for StreamedBank {
         self.options.activation
     }
 
+    fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
     fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], rows: usize) -> Box<dyn Visit + 'a> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (class, first_key) = self.geometry.layer(layer).expect("a layer with experts");
@@ -314,6 +340,7 @@ impl ExpertBank for StreamedBank {
             let before = reads.len();
             let bytes = self.reads_into(layer, expert, slot, &mut reads);
             state.begin_ahead(slot, first_key + expert, reads.len() - before, bytes);
+            self.tally.count_read(layer, expert);
         }
         drop(state);
         if !reads.is_empty() {

@@ -96,6 +96,7 @@ impl StreamedVisit<'_> {
         let before = reads.len();
         let bytes = self.bank.reads_into(self.layer, expert, step.slot, reads);
         state.count_read(bytes);
+        self.bank.tally.count_read(self.layer, expert);
         state.progress = Instant::now();
         let slot = &mut state.slots[step.slot as usize];
         slot.reads_left = reads.len() - before;

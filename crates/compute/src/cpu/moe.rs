@@ -137,6 +137,10 @@ pub(crate) fn run(
     let wanted = std::mem::take(&mut scratch.wanted);
     // Reads are on their way while the rows are quantised.
     let visit = bank.visit(layer, &wanted, rows);
+    let tally = bank.tally();
+    if tally.is_watched() {
+        wanted.iter().for_each(|&id| tally.count_use(layer, id, scratch.pairs_of(id).len()));
+    }
     // Planes are for row kernels; a large call uses tiles where it can and rows where an expert has few.
     quantise(isa, pool, &mut scratch.activations, x, rows, hidden, true);
     let call = Call {

@@ -17,12 +17,13 @@ const BUCKETS: usize = STEPS * 25;
 pub struct Histogram {
     counts: [u64; BUCKETS],
     count: u64,
+    sum: Duration,
     max: Duration,
 }
 
 impl Default for Histogram {
     fn default() -> Histogram {
-        Histogram { counts: [0; BUCKETS], count: 0, max: Duration::ZERO }
+        Histogram { counts: [0; BUCKETS], count: 0, sum: Duration::ZERO, max: Duration::ZERO }
     }
 }
 
@@ -51,12 +52,26 @@ impl Histogram {
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.counts[bucket(us)] += 1;
         self.count += 1;
+        self.sum += latency;
         self.max = self.max.max(latency);
     }
 
     /// How many latencies there are.
     pub fn count(&self) -> u64 {
         self.count
+    }
+
+    /// All of them together.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+
+    /// How many do not exceed `limit`, as far as buckets can tell: those in the limit's own bucket count only
+    /// if the limit is its end.
+    pub fn count_within(&self, limit: Duration) -> u64 {
+        let us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
+        let whole = bucket(us.saturating_add(1));
+        self.counts[..whole].iter().sum()
     }
 
     /// The longest.
@@ -83,6 +98,7 @@ impl Histogram {
             *count = count.saturating_sub(*before);
         }
         rest.count = self.count.saturating_sub(earlier.count);
+        rest.sum = self.sum.saturating_sub(earlier.sum);
         // An older read may hold the record; then the highest bucket has to do.
         if self.max == earlier.max {
             let last = rest.counts.iter().rposition(|&count| count > 0);
@@ -227,6 +243,12 @@ mod tests {
         }
         assert_eq!(histogram.percentile(1.0), Duration::from_micros(1000));
         assert_eq!(histogram.max(), Duration::from_micros(1000));
+        assert_eq!(histogram.sum(), Duration::from_micros(500_500));
+        for (limit, least) in [(0, 0), (10, 10), (500, 480), (1000, 960)] {
+            let within = histogram.count_within(Duration::from_micros(limit));
+            assert!((least..=limit).contains(&within), "{limit}: {within}");
+        }
+        assert_eq!(histogram.count_within(Duration::from_secs(1)), 1000);
     }
 
     #[test]

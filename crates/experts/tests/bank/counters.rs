@@ -1,6 +1,6 @@
 //! What the bank counts and records.
 
-use compute::ExpertBank;
+use compute::{ExpertBank, Tallied};
 use experts::reads_of;
 
 use crate::support::{Dice, EXPERT_BYTES, EXPERTS, LAYERS, Model, Settings, within_patience};
@@ -69,6 +69,27 @@ fn what_is_not_observed_is_not_kept() {
     bank.observe(false);
     visit();
     assert!(bank.take_visits().is_empty() && bank.take_activities().is_empty());
+}
+
+#[test]
+fn reads_are_tallied_while_watched_and_what_is_kept_is_known() {
+    let model = Model::new();
+    let settings = Settings { kept: 4, staging: 2, ..Settings::default() };
+    let bank = model.bank(model.device(), settings);
+    model.visit(&bank, 0, &[1, 2, 3], 1, 1);
+    assert_eq!(bank.kept(), [(0, 1), (0, 2), (0, 3)]);
+    assert_eq!(bank.tally().take(), []);
+    bank.tally().watch(true);
+    // One hit, and two that are read; then another layer.
+    model.visit(&bank, 0, &[2, 9, 5], 1, 1);
+    model.visit(&bank, 1, &[23], 1, 1);
+    let read = |layer, expert| Tallied { layer, expert, uses: 0, reads: 1 };
+    assert_eq!(bank.tally().take(), [read(0, 5), read(0, 9), read(1, 23)]);
+    assert_eq!(bank.kept(), [(0, 2), (0, 3), (0, 5), (0, 9), (1, 23)]);
+    // A prompt passes through: it is read, and what is kept stays.
+    model.visit(&bank, 0, &[10, 11], 100, 1);
+    assert_eq!(bank.tally().take(), [read(0, 10), read(0, 11)]);
+    assert_eq!(bank.kept().len(), 5);
 }
 
 #[test]
