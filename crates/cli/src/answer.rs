@@ -63,7 +63,7 @@ pub(crate) struct Answer {
     /// Why it ended.
     pub(crate) finish: Finish,
     usage: Usage,
-    /// Tokens of the prompt that were read: all, unless it was interrupted.
+    /// Tokens of the prompt that were read: all that were not known from before, unless it was interrupted.
     prefilled: usize,
     seed: u64,
 }
@@ -102,7 +102,7 @@ impl Speaker {
         chat.enable_thinking = choices.enable_thinking();
         let prompt = self.dialect.prompt(&chat)?;
         tracing::debug!("prompt of {} tokens: {:?}", prompt.tokens.len(), prompt.text);
-        let mut listener = self.dialect.listener(&prompt.text, choices.stop.clone());
+        let mut listener = self.dialect.listener(&prompt.text, choices.stop.clone(), &[]);
         let sampling = choices.over(&self.dialect.defaults);
         let seed = sampling.seed;
         let total = prompt.tokens.len();
@@ -111,6 +111,7 @@ impl Speaker {
             max_tokens: choices.max_tokens.unwrap_or(usize::MAX),
             stop_tokens: self.dialect.eos.clone(),
             sampling,
+            ..Request::default()
         })?;
         sink(Piece::Prefill { done: 0, total })?;
 
@@ -131,15 +132,15 @@ impl Speaker {
             }
             for event in self.engine.step()? {
                 match event {
-                    Event::Prefill { done, total, .. } => {
-                        answer.prefilled = done;
+                    Event::Prefill { done, total, cached, .. } => {
+                        answer.prefilled = done - cached;
                         sink(Piece::Prefill { done, total })?;
                     }
                     // After a cancel, tokens of the same step are not wanted any more.
                     Event::Token { .. } if cancelled => {}
                     Event::Token { sampled, .. } => {
                         let heard = listener.push(sampled.token)?;
-                        answer.hear(&heard.reasoning, &heard.content, sink)?;
+                        answer.hear(heard.pieces, sink)?;
                         if heard.stopped {
                             self.engine.cancel(id);
                             cancelled = true;
@@ -152,7 +153,7 @@ impl Speaker {
                         answer.usage = usage;
                         self.swap.check();
                         let heard = listener.finish()?;
-                        answer.hear(&heard.reasoning, &heard.content, sink)?;
+                        answer.hear(heard.pieces, sink)?;
                         return Ok(answer);
                     }
                     Event::Failed { error, .. } => return Err(error.into()),
@@ -166,17 +167,22 @@ impl Speaker {
 impl Answer {
     fn hear(
         &mut self,
-        reasoning: &str,
-        content: &str,
+        pieces: Vec<text::Piece>,
         sink: &mut dyn FnMut(Piece<'_>) -> Result<()>,
     ) -> Result<()> {
-        if !reasoning.is_empty() {
-            self.reasoning.push_str(reasoning);
-            sink(Piece::Reasoning(reasoning))?;
-        }
-        if !content.is_empty() {
-            self.text.push_str(content);
-            sink(Piece::Content(content))?;
+        for piece in pieces {
+            match piece {
+                text::Piece::Reasoning(text) => {
+                    self.reasoning.push_str(&text);
+                    sink(Piece::Reasoning(&text))?;
+                }
+                text::Piece::Content(text) => {
+                    self.text.push_str(&text);
+                    sink(Piece::Content(&text))?;
+                }
+                // No tools were offered, so none is called.
+                _ => {}
+            }
         }
         Ok(())
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use checkpoint::Checkpoint;
 use serde_json::Value;
+use text::tools::{Tool, ToolFormat};
 use text::{
-    ChatRequest, ChatTemplate, Detokenizer, ReasoningSplitter, Segment, StopFilter, TemplateFiles,
+    AnswerParser, ChatRequest, ChatTemplate, Detokenizer, Piece, ReasoningMarkers, TemplateFiles,
     Tokenizer, eos_ids,
 };
 
@@ -22,6 +23,12 @@ pub struct Dialect {
     pub eos: BTreeSet<u32>,
     /// From `generation_config.json`.
     pub defaults: SamplingParams,
+    /// How the model writes tool calls, if that is known.
+    pub tools: Option<ToolFormat>,
+    /// The marks around thinking; `None` where the format of tool calls marks it itself.
+    pub reasoning: Option<ReasoningMarkers>,
+    /// Whether the template takes `enable_thinking`.
+    pub can_switch_thinking: bool,
 }
 
 /// A rendered prompt.
@@ -33,13 +40,11 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
 }
 
-/// New text of an answer.
+/// New parts of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heard {
-    /// Thinking.
-    pub reasoning: String,
-    /// The answer.
-    pub content: String,
+    /// In order.
+    pub pieces: Vec<Piece>,
     /// A stop string came: nothing more will.
     pub stopped: bool,
 }
@@ -50,14 +55,26 @@ impl Dialect {
         let read = |name: &str| checkpoint.file(name);
         let tokenizer = read("tokenizer.json").ok_or(Error::NoTokenizer)?;
         let tokenizer = Tokenizer::from_bytes(&tokenizer)?;
-        let template = match TemplateFiles::find(read)? {
-            Some(files) => Some(ChatTemplate::from_files(&files)?),
-            None => None,
-        };
+        let files = TemplateFiles::find(read)?;
+        let template = files.as_ref().map(ChatTemplate::from_files).transpose()?;
+        let source = files.map_or_else(String::new, |files| {
+            files.default + files.tool_use.as_deref().unwrap_or_default()
+        });
+        let model_type = read("config.json")
+            .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
+            .and_then(|config| config["model_type"].as_str().map(str::to_owned));
         let eos = eos_ids(read, &tokenizer)?;
         let config = read("generation_config.json");
         let config = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        Ok(Dialect { tokenizer, template, eos, defaults: defaults(config.as_ref()) })
+        Ok(Dialect {
+            tokenizer,
+            template,
+            eos,
+            defaults: defaults(config.as_ref()),
+            tools: ToolFormat::detect(&source, model_type.as_deref().unwrap_or_default()),
+            reasoning: ReasoningMarkers::detect(&source),
+            can_switch_thinking: source.contains("enable_thinking"),
+        })
     }
 
     /// The prompt of a conversation. Without a chat template, the messages' text as it is.
@@ -75,13 +92,63 @@ impl Dialect {
         Ok(Prompt { text, tokens })
     }
 
-    /// Turns the tokens of an answer to `prompt` into text, piece by piece.
-    pub fn listener(&self, prompt: &str, stops: Vec<String>) -> Listener {
+    /// How many leading tokens of a prompt the next turn's prompt will most likely have too: those that the
+    /// template writes without the opening of an answer as well.
+    pub fn stable_prefix(&self, request: &ChatRequest, prompt: &Prompt) -> usize {
+        if self.template.is_none() {
+            return prompt.tokens.len();
+        }
+        let closed = ChatRequest { add_generation_prompt: false, ..request.clone() };
+        // A template that refuses this says nothing about the next turn either.
+        let Ok(closed) = self.prompt(&closed) else { return 0 };
+        let pairs = prompt.tokens.iter().zip(&closed.tokens);
+        pairs.take_while(|(ours, theirs)| ours == theirs).count()
+    }
+
+    /// The id of a text that is one special token.
+    pub fn special_token(&self, text: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(text).filter(|&id| self.tokenizer.is_special(id))
+    }
+
+    /// Tokens that end an answer; with tools, also those at which the client's turn has come.
+    pub fn stop_tokens(&self, has_tools: bool) -> BTreeSet<u32> {
+        let mut ids = self.eos.clone();
+        if let Some(format) = self.tools.filter(|_| has_tools) {
+            ids.extend(format.stop_markers().iter().filter_map(|text| self.special_token(text)));
+        }
+        ids
+    }
+
+    /// Turns the tokens of an answer to `prompt` into thinking, words and calls of `tools`, piece by piece.
+    /// It owns what it needs, for a thread of its own.
+    pub fn listener(&self, prompt: &str, stops: Vec<String>, tools: &[Tool]) -> Listener {
+        let format =
+            self.tools.filter(|&format| !tools.is_empty() || format == ToolFormat::Harmony);
+        let reasoning =
+            self.reasoning.iter().flat_map(|marks| [marks.open.as_str(), marks.close.as_str()]);
+        let markers = format.map(ToolFormat::markers).unwrap_or_default();
+        // A mark may be a special token and a word: all special tokens in it must be seen.
+        let kept: Vec<u32> = reasoning
+            .chain(markers.iter().copied())
+            .flat_map(|marker| self.tokenizer.encode(marker, false).unwrap_or_default())
+            .filter(|&id| self.tokenizer.is_special(id))
+            .collect();
+        Listener {
+            detokenizer: Detokenizer::new(&self.tokenizer).keep(kept),
+            parser: AnswerParser::new(
+                prompt,
+                self.reasoning.as_ref(),
+                format.map(|format| (format, tools)),
+                stops,
+            ),
+        }
+    }
+
+    /// Turns the tokens of a text that goes on as it is into words, and nothing but words.
+    pub fn plain_listener(&self, stops: Vec<String>) -> Listener {
         Listener {
             detokenizer: Detokenizer::new(&self.tokenizer),
-            splitter: ReasoningSplitter::for_prompt(prompt),
-            stop: StopFilter::new(stops),
-            stopped: false,
+            parser: AnswerParser::new("", None, None, stops),
         }
     }
 }
@@ -111,49 +178,166 @@ fn defaults(config: Option<&Value>) -> SamplingParams {
     if params.validate().is_ok() { params } else { SamplingParams::default() }
 }
 
-/// The text of one answer as it arrives.
+/// One answer as it arrives.
 #[derive(Debug)]
 pub struct Listener {
     detokenizer: Detokenizer,
-    splitter: ReasoningSplitter,
-    stop: StopFilter,
-    stopped: bool,
+    parser: AnswerParser,
 }
 
 impl Listener {
-    /// Takes the next token and returns what can be shown.
+    /// Takes the next token and returns what is certain.
     pub fn push(&mut self, token: u32) -> Result<Heard> {
         let text = self.detokenizer.push(token)?;
-        let segments = self.splitter.push(&text);
-        Ok(self.hear(segments))
+        let pieces = self.parser.push(&text);
+        Ok(self.heard(pieces))
     }
 
     /// Ends the answer and returns what was held back.
     pub fn finish(&mut self) -> Result<Heard> {
         let text = self.detokenizer.finish()?;
-        let mut segments = self.splitter.push(&text);
-        segments.extend(self.splitter.finish());
-        let mut heard = self.hear(segments);
-        if !self.stopped {
-            heard.content.push_str(&self.stop.finish());
-        }
-        Ok(heard)
+        let mut pieces = self.parser.push(&text);
+        pieces.extend(self.parser.finish());
+        Ok(self.heard(pieces))
     }
 
-    /// Stop strings are looked for in the answer, not in the thinking.
-    fn hear(&mut self, segments: Vec<Segment>) -> Heard {
-        let mut heard = Heard::default();
-        for segment in segments {
-            match segment {
-                Segment::Reasoning(text) => heard.reasoning.push_str(&text),
-                Segment::Content(text) => {
-                    let passed = self.stop.push(&text);
-                    heard.content.push_str(&passed.text);
-                    self.stopped |= passed.stop.is_some();
-                }
+    /// Whether the next token would be thinking, as far as marks around thinking tell.
+    pub fn is_reasoning(&self) -> bool {
+        self.parser.is_reasoning()
+    }
+
+    /// The stop string that ended the answer.
+    pub fn stop(&self) -> Option<&str> {
+        self.parser.stopped()
+    }
+
+    fn heard(&self, pieces: Vec<Piece>) -> Heard {
+        Heard { pieces, stopped: self.parser.stopped().is_some() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn pebble() -> Dialect {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pebble");
+        Dialect::open(&Checkpoint::open(&folder).expect("pebble")).expect("a dialect")
+    }
+
+    fn weather() -> Tool {
+        let parameters =
+            json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+        Tool { name: "weather".to_owned(), description: None, parameters }
+    }
+
+    fn hear(listener: &mut Listener, tokens: &[u32]) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for &token in tokens {
+            pieces.extend(listener.push(token).expect("text").pieces);
+        }
+        pieces.extend(listener.finish().expect("text").pieces);
+        pieces
+    }
+
+    #[test]
+    fn pebble_is_known_by_its_template() {
+        let dialect = pebble();
+        assert_eq!(dialect.tools, Some(ToolFormat::QwenXml));
+        assert_eq!(dialect.reasoning.as_ref().map(|marks| marks.close.as_str()), Some("</think>"));
+        assert!(dialect.can_switch_thinking);
+        assert_eq!(dialect.stop_tokens(true), dialect.eos);
+        assert!(dialect.special_token("<|im_end|>").is_some());
+        assert_eq!(dialect.special_token("<tool_call>"), None, "a token, but not a special one");
+    }
+
+    #[test]
+    fn a_listener_hears_thinking_words_and_calls_on_another_thread() {
+        let dialect = pebble();
+        let text = "hm\n</think>\n\nSo.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n\
+            <parameter=days>\n2\n</parameter>\n</function>\n</tool_call><|im_end|>";
+        let tokens = dialect.tokenizer.encode(text, false).unwrap();
+        let mut listener = dialect.listener("<think>\n", Vec::new(), &[weather()]);
+        assert!(listener.is_reasoning());
+        let pieces = std::thread::spawn(move || hear(&mut listener, &tokens)).join().unwrap();
+        let (mut reasoning, mut content, mut arguments, mut calls) =
+            <(String, String, String, Vec<String>)>::default();
+        for piece in pieces {
+            match piece {
+                Piece::Reasoning(text) => reasoning.push_str(&text),
+                Piece::Content(text) => content.push_str(&text),
+                Piece::ToolBegin { name, .. } => calls.push(name),
+                Piece::ToolArguments { json, .. } => arguments.push_str(&json),
+                Piece::ToolEnd { .. } => {}
             }
         }
-        heard.stopped = self.stopped;
-        heard
+        assert_eq!((reasoning.as_str(), content.as_str()), ("hm\n", "So."));
+        assert_eq!(
+            (calls, arguments.as_str()),
+            (vec!["weather".to_owned()], r#"{"city":"Oslo","days":2}"#)
+        );
+    }
+
+    #[test]
+    fn marks_that_are_special_tokens_are_seen_and_others_hidden() {
+        let mut dialect = pebble();
+        let (open, close) = ("<|fim_prefix|>thought".to_owned(), "<|fim_suffix|>".to_owned());
+        dialect.reasoning = Some(ReasoningMarkers { open, close });
+        let text = "<|fim_prefix|>thought\nhm<|fim_suffix|>So<|fim_pad|>.";
+        let tokens = dialect.tokenizer.encode(text, false).unwrap();
+        let pieces = hear(&mut dialect.listener("", Vec::new(), &[]), &tokens);
+        let (mut reasoning, mut content) = (String::new(), String::new());
+        for piece in pieces {
+            match piece {
+                Piece::Reasoning(text) => reasoning.push_str(&text),
+                Piece::Content(text) => content.push_str(&text),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((reasoning.as_str(), content.as_str()), ("hm", "So."));
+    }
+
+    #[test]
+    fn without_tools_a_call_is_words() {
+        let dialect = pebble();
+        let text = "<tool_call>\n<function=weather>\n</function>\n</tool_call>";
+        let tokens = dialect.tokenizer.encode(text, false).unwrap();
+        let mut listener = dialect.listener("", vec!["</function>".to_owned()], &[]);
+        let pieces = hear(&mut listener, &tokens);
+        let said: String = pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Content(text) => text.as_str(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(said, "<tool_call>\n<function=weather>\n");
+        assert_eq!(listener.stop(), Some("</function>"));
+    }
+
+    #[test]
+    fn the_stable_prefix_is_a_prefix_of_the_next_turn() {
+        let dialect = pebble();
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let first = ChatRequest::new([
+            json!({"role": "system", "content": "Be brief."}),
+            user("How many legs has a spider?"),
+        ]);
+        let prompt = dialect.prompt(&first).unwrap();
+        let stable = dialect.stable_prefix(&first, &prompt);
+        let mut second = first.clone();
+        second
+            .messages
+            .extend([json!({"role": "assistant", "content": "Eight."}), user("And an ant?")]);
+        let next = dialect.prompt(&second).unwrap();
+        assert_eq!(prompt.tokens[..stable], next.tokens[..stable]);
+        // All but the opening of the answer.
+        assert!(
+            stable + 8 >= prompt.tokens.len() && stable < prompt.tokens.len(),
+            "{stable} of {}",
+            prompt.tokens.len()
+        );
     }
 }

@@ -1,127 +1,74 @@
 //! Requests in, tokens out. A step is schedule → forward → sample → emit.
 //!
-//! All requests that decode advance by one token a step; beside them one prompt advances by a chunk.
+//! All requests that decode advance by one token a step; beside them prompts advance by chunks. Requests share one
+//! pool of pages with the prefix cache; who must give its sequence back for another is read again later.
 //! What else is in a step never changes a request's tokens: rows are computed alike in any company,
 //! and the random draw of a token depends on the request's seed and the token's number alone.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
+use compute::memory::BLOCK;
 use model::{Batch, Logits, SegmentKind};
-use state::Sequence;
+use state::{CacheLimits, PrefixCache, Sequence, Worth, common_prefix};
 
-use crate::sampler::{Sampled, SamplingParams, Scratch, TokenCounts, sample};
-use crate::{Error, Result, Runner};
+use crate::job::{Active, Job};
+use crate::load::{Counters, Load};
+use crate::sampler::{SampleError, Sampled, Scratch, sample};
+use crate::schedule::{Pace, Prompt, pack};
+use crate::{Constraint, Error, Event, FinishReason, Request, RequestId, Result, Runner};
 
-/// What is asked for.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Tokens before the answer.
-    pub prompt: Vec<u32>,
-    /// The longest answer.
-    pub max_tokens: usize,
-    /// Tokens that end it; they are not part of it.
-    pub stop_tokens: BTreeSet<u32>,
-    /// How tokens are chosen.
-    pub sampling: SamplingParams,
-}
+/// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
+/// share pages, but each entry lists all its tokens and pages. A token costs about 12 bytes there.
+const CACHE_TOKENS: usize = 8;
 
-/// Names a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
-/// What happened in a step.
-#[derive(Debug)]
-pub enum Event {
-    /// A prompt advanced.
-    Prefill {
-        /// Whose.
-        id: RequestId,
-        /// Tokens of it that are in.
-        done: usize,
-        /// All its tokens.
-        total: usize,
-    },
-    /// A token of an answer.
-    Token {
-        /// Whose.
-        id: RequestId,
-        /// The token, and its probabilities if they were asked for.
-        sampled: Sampled,
-    },
-    /// An answer is complete.
-    Finished {
-        /// Whose.
-        id: RequestId,
-        /// Why it ended.
-        reason: FinishReason,
-        /// What it took.
-        usage: Usage,
-    },
-    /// A request cannot go on; the others do.
-    Failed {
-        /// Whose.
-        id: RequestId,
-        /// Why.
-        error: Error,
-    },
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// A stop token came.
-    Stop,
-    /// It reached its longest length, or the context is full.
-    Length,
-    /// Somebody called [`Engine::cancel`].
-    Cancelled,
-}
-
-/// What a request took.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Tokens of the answer.
-    pub completion_tokens: usize,
-    /// Time in steps that took in the prompt.
-    pub prefill_seconds: f64,
-    /// Time in steps that decoded.
-    pub decode_seconds: f64,
-}
-
-struct Active {
-    id: RequestId,
-    request: Request,
-    sequence: Sequence,
-    counts: TokenCounts,
-    /// Tokens of the prompt that are in.
-    prefilled: usize,
-    /// The last token, not yet in the sequence.
-    pending: Option<u32>,
-    usage: Usage,
-}
+/// Entries of the prefix cache of a model whose sequences have no recurrent state.
+const CACHE_ENTRIES: usize = 1024;
 
 /// Serves requests with a [`Runner`].
 pub struct Engine {
-    runner: Runner,
-    waiting: VecDeque<(RequestId, Request)>,
-    active: Vec<Active>,
-    cancelled: BTreeSet<RequestId>,
-    next_id: u64,
+    pub(crate) runner: Runner,
+    /// Without a sequence, the next one first.
+    pub(crate) waiting: VecDeque<Job>,
+    pub(crate) active: Vec<Active>,
+    /// Paused, and without a sequence because others wanted the place.
+    pub(crate) aside: Vec<Job>,
+    pub(crate) cancelled: BTreeSet<RequestId>,
+    pub(crate) cache: PrefixCache,
+    /// Whether sequences can be cut to any length; if not, prompts stop for checkpoints.
+    pub(crate) is_rewindable: bool,
+    /// Whether the prefix cache can keep anything.
+    pub(crate) keeps_entries: bool,
+    /// The first in line did not fit, and nothing was given back since.
+    pub(crate) is_blocked: bool,
+    pub(crate) counters: Counters,
+    next_number: u64,
+    pace: Pace,
     scratch: Scratch,
 }
 
 impl Engine {
     /// An engine without requests.
     pub fn new(runner: Runner) -> Engine {
+        let is_rewindable = runner.memory().is_rewindable();
+        let entries = match runner.memory().recurrent_count() {
+            0 => CACHE_ENTRIES,
+            _ => runner.options().checkpoints,
+        };
+        let tokens = runner.options().pool_positions().saturating_mul(CACHE_TOKENS);
         Engine {
             runner,
             waiting: VecDeque::new(),
             active: Vec::new(),
+            aside: Vec::new(),
             cancelled: BTreeSet::new(),
-            next_id: 0,
+            cache: PrefixCache::new(CacheLimits { entries, tokens }, is_rewindable),
+            is_rewindable,
+            keeps_entries: entries > 0,
+            is_blocked: false,
+            counters: Counters::default(),
+            next_number: 0,
+            pace: Pace::default(),
             scratch: Scratch::default(),
         }
     }
@@ -141,12 +88,17 @@ impl Engine {
         if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab) {
             return Err(Error::Token { token, vocab });
         }
+        let mut biased = request.sampling.logit_bias.iter().map(|bias| bias.0);
+        if let Some(token) = biased.find(|&token| token as usize >= vocab) {
+            return Err(SampleError::UnknownToken { token, vocabulary: vocab }.into());
+        }
         if request.prompt.len() >= context {
             return Err(Error::Context { needed: request.prompt.len() + 1, context });
         }
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
-        self.waiting.push_back((id, request));
+        let job = Job::new(self.number(), request);
+        let id = job.id;
+        self.active.iter_mut().for_each(|active| expect(active, &job, self.is_rewindable));
+        self.waiting.push_back(job);
         Ok(id)
     }
 
@@ -155,75 +107,125 @@ impl Engine {
         self.cancelled.insert(id);
     }
 
-    /// Whether there is nothing to do.
-    pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.active.is_empty()
+    /// Leaves a request alone until [`Engine::resume`]: whoever reads its answer is slow. If others wait for
+    /// its place it loses it.
+    pub fn pause(&mut self, id: RequestId) {
+        if let Some(job) = self.find_job(id) {
+            job.is_paused = true;
+            self.is_blocked = false;
+        }
     }
 
-    /// One step: schedule, forward, sample, emit.
+    /// Goes on with a request that was paused; at the end of the line if it lost its place.
+    pub fn resume(&mut self, id: RequestId) {
+        if let Some(index) = self.aside.iter().position(|job| job.id == id) {
+            let order = self.number();
+            let job = self.aside.remove(index);
+            self.waiting.push_back(Job { is_paused: false, order, ..job });
+        } else if let Some(job) = self.find_job(id) {
+            job.is_paused = false;
+        }
+    }
+
+    /// Whether there are no requests.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.active.is_empty() && self.aside.is_empty()
+    }
+
+    /// Whether a step would do anything: not if all requests are paused.
+    pub fn has_work(&self) -> bool {
+        !self.cancelled.is_empty()
+            || self.active.iter().any(|active| !active.job.is_paused)
+            || self.waiting.iter().any(|job| !job.is_paused)
+    }
+
+    /// Forgets all prompts and answers of the past.
+    pub fn clear_cache(&mut self) {
+        self.cache.clear();
+        self.is_blocked = false;
+    }
+
+    /// How busy it is, and what it has done.
+    pub fn load(&self) -> Load {
+        let (pages, free_pages) = self.runner.memory().pages();
+        let (states, free_states) = self.runner.memory().states();
+        let jobs = self.active.iter().map(|active| &active.job).chain(&self.waiting);
+        Load {
+            queued: self.waiting.len(),
+            active: self.active.len(),
+            prefilling: self.active.iter().filter(|active| active.is_prefilling()).count(),
+            paused: jobs.chain(&self.aside).filter(|job| job.is_paused).count(),
+            pages,
+            free_pages,
+            states,
+            free_states,
+            cache_entries: self.cache.len(),
+            cache_tokens: self.cache.token_count(),
+            counters: self.counters,
+        }
+    }
+
+    /// One step: schedule, forward, sample, emit. An error is one of the engine, not of a request.
     pub fn step(&mut self) -> Result<Vec<Event>> {
-        let mut events = self.admit();
-        let batch = self.schedule();
+        let mut events = Vec::new();
+        self.drop_cancelled(&mut events);
+        self.admit(&mut events);
+        self.schedule();
+        self.reserve(&mut events);
+        let batch = self.batch();
         if batch.segments.is_empty() {
             return Ok(events);
         }
         let started = Instant::now();
-        let sampled = self.forward_and_sample(&batch)?;
-        self.emit(&batch, sampled, started.elapsed().as_secs_f64(), &mut events);
+        let outcomes = self.forward_and_sample(&batch)?;
+        self.emit(&batch, outcomes, started.elapsed().as_secs_f64(), &mut events);
         Ok(events)
     }
 
-    /// Lets go of what was cancelled and takes in what waits, as far as there is room.
-    fn admit(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        for id in std::mem::take(&mut self.cancelled) {
-            let reason = FinishReason::Cancelled;
-            if let Some(index) = self.active.iter().position(|active| active.id == id) {
-                let usage = self.active.remove(index).usage;
-                events.push(Event::Finished { id, reason, usage });
-            } else if let Some(index) = self.waiting.iter().position(|waiting| waiting.0 == id) {
-                self.waiting.remove(index);
-                events.push(Event::Finished { id, reason, usage: Usage::default() });
+    /// Gives every request its rows: one for those that decode, and what is left of the step to prompts.
+    fn schedule(&mut self) {
+        let mut prompts = Vec::new();
+        let mut somebody_decodes = false;
+        for (index, active) in self.active.iter_mut().enumerate() {
+            active.rows = 0;
+            if active.job.is_paused {
+                continue;
+            }
+            let (order, position, left) = (active.job.order, active.sequence.len(), active.left());
+            if active.is_prefilling() {
+                let stop = active.stops.first().map(|stop| stop.0);
+                prompts.push(Prompt { index, order, position, left, stop });
+            } else {
+                active.rows = left;
+                somebody_decodes = true;
             }
         }
-        while self.active.len() < self.runner.options().sequences {
-            let Some((id, request)) = self.waiting.pop_front() else { break };
-            match self.runner.sequence() {
-                Ok(sequence) => {
-                    let mut counts = TokenCounts::new();
-                    counts.push_prompt(&request.prompt);
-                    let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
-                    let (prefilled, pending) = (0, None);
-                    let active =
-                        Active { id, request, sequence, counts, prefilled, pending, usage };
-                    self.active.push(active);
-                }
-                Err(error) => events.push(Event::Failed { id, error }),
-            }
+        if prompts.is_empty() {
+            return;
         }
-        events
+        let room = self.pace.room(self.runner.options().chunk, somebody_decodes);
+        for (index, rows) in pack(&mut prompts, self.pace.next_turn(), room) {
+            self.active[index].rows = rows;
+        }
     }
 
-    /// One token of every answer, and a chunk of the first prompt that is not in yet.
-    fn schedule(&self) -> Batch {
+    /// The rows that were scheduled.
+    fn batch(&self) -> Batch {
         let mut batch = Batch::default();
-        let mut prefilling = false;
-        for (index, active) in self.active.iter().enumerate() {
-            let position = active.sequence.len();
-            if let Some(token) = active.pending {
-                batch.push(index, position, &[token], SegmentKind::Decode, Logits::Last);
-            } else if !prefilling {
-                prefilling = true;
-                let left = &active.request.prompt[active.prefilled..];
-                let count = self.runner.next_chunk(position, left.len(), Logits::Last);
-                let logits = if count == left.len() { Logits::Last } else { Logits::None };
-                batch.push(index, position, &left[..count], SegmentKind::Prefill, logits);
+        for (index, Active { job, sequence, rows, .. }) in self.active.iter().enumerate() {
+            let (position, end) = (sequence.len(), sequence.len() + rows);
+            if *rows == 0 {
+                continue;
             }
+            let is_prompt = *rows > 1 || position < job.prompt_len;
+            let kind = if is_prompt { SegmentKind::Prefill } else { SegmentKind::Decode };
+            let logits = if end == job.tokens.len() { Logits::Last } else { Logits::None };
+            batch.push(index, position, &job.tokens[position..end], kind, logits);
         }
         batch
     }
 
-    /// Runs the batch; the result has the sampled token of each segment that wanted logits, and an error
+    /// Runs the batch; the result has the sampled token of each request that wanted logits, and an error
     /// for each that could not be computed.
     fn forward_and_sample(&mut self, batch: &Batch) -> Result<Vec<(usize, Result<Sampled>)>> {
         let wanting: Vec<usize> = batch
@@ -232,80 +234,161 @@ impl Engine {
             .filter(|segment| segment.logits == Logits::Last)
             .map(|segment| segment.sequence)
             .collect();
-        let mut sampled = Vec::with_capacity(wanting.len());
+        let mut outcomes = Vec::with_capacity(wanting.len());
         // Sequences and what sampling needs are different parts of the active requests.
-        let (mut sequences, choosers): (Vec<&mut Sequence>, Vec<_>) = self
-            .active
-            .iter_mut()
-            .map(|a| (&mut a.sequence, (&a.request.sampling, &a.counts, a.usage.completion_tokens)))
-            .unzip();
+        let (mut sequences, mut jobs): (Vec<&mut Sequence>, Vec<&mut Job>) =
+            self.active.iter_mut().map(|active| (&mut active.sequence, &mut active.job)).unzip();
         let scratch = &mut self.scratch;
         let failures = self.runner.forward(batch, &mut sequences, |row, logits| {
             let index = wanting[row];
-            let (params, counts, position) = choosers[index];
-            let outcome = sample(logits, counts, params, position as u64, scratch);
-            sampled.push((index, outcome.map_err(Error::from)));
+            outcomes.push((index, choose(&mut *jobs[index], logits, scratch)));
+        });
+        let failures = failures.inspect_err(|_| {
+            // Nothing was written: what was reserved is given up.
+            sequences.iter_mut().for_each(|sequence| sequence.advance(0));
         })?;
-        sampled.extend(failures.into_iter().map(|failed| (failed.sequence, Err(failed.error))));
-        Ok(sampled)
+        outcomes.extend(failures.into_iter().map(|failed| (failed.sequence, Err(failed.error))));
+        Ok(outcomes)
     }
 
     /// Records what the step did and tells it.
     fn emit(
         &mut self,
         batch: &Batch,
-        sampled: Vec<(usize, Result<Sampled>)>,
+        outcomes: Vec<(usize, Result<Sampled>)>,
         seconds: f64,
         events: &mut Vec<Event>,
     ) {
+        let mut prefill_rows = 0;
         for segment in &batch.segments {
-            let active = &mut self.active[segment.sequence];
-            if segment.kind == SegmentKind::Prefill {
-                active.prefilled += segment.count;
-                active.usage.prefill_seconds += seconds;
-                let (done, total) = (active.prefilled, active.request.prompt.len());
-                events.push(Event::Prefill { id: active.id, done, total });
-            } else {
-                active.usage.decode_seconds += seconds;
+            let Active { job, sequence, cached, .. } = &mut self.active[segment.sequence];
+            if segment.kind != SegmentKind::Prefill {
+                job.usage.decode_seconds += seconds;
+                continue;
+            }
+            prefill_rows += segment.count;
+            job.usage.prefill_seconds += seconds;
+            let (done, total, cached) = (sequence.len(), job.tokens.len(), *cached);
+            events.push(Event::Prefill { id: job.id, done, total, cached });
+        }
+        let prefill_seconds = seconds * prefill_rows as f64 / batch.rows.len() as f64;
+        self.pace.observe(prefill_rows, seconds);
+        self.counters.steps += 1;
+        self.counters.prompt_tokens_computed += prefill_rows as u64;
+        self.counters.prefill_seconds += prefill_seconds;
+        self.counters.decode_seconds += seconds - prefill_seconds;
+
+        let failed = outcomes.iter().filter(|outcome| outcome.1.is_err());
+        self.take_checkpoints(&failed.map(|outcome| outcome.0).collect());
+        let mut ended = Vec::new();
+        for (index, outcome) in outcomes {
+            match outcome.map(|sampled| self.accept(index, sampled, events)) {
+                Ok(None) => {}
+                Ok(Some(reason)) => ended.push((index, Ok(reason))),
+                Err(error) => ended.push((index, Err(error))),
             }
         }
-        let context = self.runner.options().context;
-        let mut ended: Vec<usize> = Vec::new();
-        for (index, outcome) in sampled {
-            let active = &mut self.active[index];
-            let id = active.id;
-            let token = match outcome {
-                Ok(sampled) => {
-                    let token = sampled.token;
-                    if !active.request.stop_tokens.contains(&token) {
-                        events.push(Event::Token { id, sampled });
-                    }
-                    token
-                }
+        // From the back, so that indices stay true.
+        ended.sort_by_key(|end| std::cmp::Reverse(end.0));
+        for (index, end) in ended {
+            match end {
+                Ok(reason) => self.finish(index, reason, events),
                 Err(error) => {
+                    let id = self.release(index).job.id;
                     events.push(Event::Failed { id, error });
-                    ended.push(index);
-                    continue;
                 }
-            };
-            let reason = if active.request.stop_tokens.contains(&token) {
-                Some(FinishReason::Stop)
-            } else {
-                active.usage.completion_tokens += 1;
-                active.counts.push(token);
-                active.pending = Some(token);
-                let full = active.sequence.len() >= context;
-                let long = active.usage.completion_tokens >= active.request.max_tokens;
-                (full || long).then_some(FinishReason::Length)
-            };
-            if let Some(reason) = reason {
-                events.push(Event::Finished { id, reason, usage: active.usage });
-                ended.push(index);
             }
         }
-        ended.sort_unstable();
-        for index in ended.into_iter().rev() {
-            self.active.remove(index);
+    }
+
+    /// Adds a token to its answer, and says whether that ends it.
+    fn accept(
+        &mut self,
+        index: usize,
+        sampled: Sampled,
+        events: &mut Vec<Event>,
+    ) -> Option<FinishReason> {
+        let Active { job, sequence, .. } = &mut self.active[index];
+        if job.max_tokens == 0 {
+            return Some(FinishReason::Length);
         }
+        let since = job.submitted.elapsed().as_secs_f64();
+        job.usage.first_token_seconds.get_or_insert(since);
+        if job.stop_tokens.contains(&sampled.token) {
+            return Some(FinishReason::Stop);
+        }
+        job.push(sampled.token);
+        self.counters.generated_tokens += 1;
+        events.push(Event::Token { id: job.id, sampled });
+        let is_full = sequence.len() >= self.runner.options().context;
+        let is_long = job.generated() >= job.max_tokens;
+        (is_full || is_long).then_some(FinishReason::Length)
+    }
+
+    /// Keeps sequences that are now where later prompts may want to begin. What failed is never kept.
+    fn take_checkpoints(&mut self, failed: &BTreeSet<usize>) {
+        for (index, active) in self.active.iter_mut().enumerate() {
+            if active.rows == 0 || failed.contains(&index) {
+                continue;
+            }
+            if let Some(worth) = active.passed_stops() {
+                self.cache.insert(active.held(), active.sequence.fork(), worth);
+            }
+        }
+    }
+
+    /// Ends an answer; its sequence may be the beginning of a later prompt.
+    pub(crate) fn finish(&mut self, index: usize, reason: FinishReason, events: &mut Vec<Event>) {
+        let Active { job, sequence, .. } = self.release(index);
+        self.cache.insert(&job.tokens[..sequence.len()], sequence, Worth::Turn);
+        events.push(Event::Finished { id: job.id, reason, usage: job.usage });
+    }
+
+    /// Takes a request out of those that run.
+    pub(crate) fn release(&mut self, index: usize) -> Active {
+        self.is_blocked = false;
+        self.active.remove(index)
+    }
+
+    /// A number that no request had before.
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+
+    /// A request that runs or waits.
+    fn find_job(&mut self, id: RequestId) -> Option<&mut Job> {
+        let active = self.active.iter_mut().map(|active| &mut active.job);
+        active.chain(&mut self.waiting).find(|job| job.id == id)
+    }
+}
+
+/// The next token of an answer.
+fn choose(job: &mut Job, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled> {
+    let position = job.generated() as u64;
+    let mask = job.constraint.as_mut().map(Constraint::mask).transpose()?;
+    Ok(sample(logits, &job.counts, &job.sampling, position, mask, scratch)?)
+}
+
+/// Tokens that a waiting request could take over from one that runs, once they are in; for models that cannot be
+/// rewound the whole blocks of them, where the other is made to stop.
+pub(crate) fn shared(active: &Active, job: &Job, is_rewindable: bool) -> usize {
+    let shared = common_prefix(&active.job.tokens, &job.tokens).min(job.most_cached());
+    if is_rewindable { shared } else { shared / BLOCK * BLOCK }
+}
+
+/// Whether sharing so much is worth waiting for.
+pub(crate) fn is_worth_sharing(shared: usize, job: &Job) -> bool {
+    shared >= BLOCK && 2 * shared >= job.tokens.len()
+}
+
+/// Makes a prompt that is being read stop where a waiting request will want to begin.
+pub(crate) fn expect(active: &mut Active, job: &Job, is_rewindable: bool) {
+    if is_rewindable || !active.is_prefilling() {
+        return;
+    }
+    let shared = shared(active, job, is_rewindable);
+    if is_worth_sharing(shared, job) {
+        active.stop_at(shared, Worth::Turn);
     }
 }

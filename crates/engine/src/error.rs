@@ -58,6 +58,9 @@ pub enum Error {
         /// What happened.
         message: String,
     },
+    /// The answer cannot follow its grammar.
+    #[error(transparent)]
+    Constraint(#[from] crate::ConstraintError),
     /// An instruction set that this machine lacks.
     #[error("this machine cannot run {isa} kernels")]
     Isa {

@@ -5,20 +5,31 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
+mod constraint;
 mod dialect;
 mod engine;
 mod error;
+mod job;
+mod load;
 mod options;
 mod plan;
+mod request;
 mod runner;
 mod sampler;
+mod schedule;
 mod streaming;
+mod watch;
 
+pub use constraint::{Constraint, ConstraintError, Grammar, GrammarError, Grammars, Mask};
 pub use dialect::{Dialect, Heard, Listener, Prompt};
-pub use engine::{Engine, Event, FinishReason, Request, RequestId, Usage};
+pub use engine::Engine;
 pub use error::{Error, Result};
+pub use load::{Counters, Load};
 pub use options::Options;
 pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
+pub use request::{Event, FinishReason, Request, RequestId, Usage};
 pub use runner::{Runner, SequenceFailure};
 pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};
 pub use streaming::{probe, samples};
+pub use watch::{ExpertActivity, ExpertLoad, ExpertShape};

@@ -18,6 +18,11 @@ pub struct Options {
     pub context: usize,
     /// Sequences that may live at once.
     pub sequences: usize,
+    /// Positions over all of them and the prefix cache, at least one sequence's; all sequences at their
+    /// longest if `None`.
+    pub pool_tokens: Option<usize>,
+    /// Recurrent states beside those of the live sequences, for the prefix cache.
+    pub checkpoints: usize,
     /// How keys and values are kept.
     pub kv: KvFormat,
     /// Rows of one prefill step: whole blocks of 64.
@@ -39,6 +44,8 @@ impl Default for Options {
             threads: machine::cpu::core_count(),
             context: 4096,
             sequences: 1,
+            pool_tokens: None,
+            checkpoints: 0,
             kv: KvFormat::F16,
             chunk: 512,
             slots: None,
@@ -46,5 +53,13 @@ impl Default for Options {
             stall: Duration::from_secs(30),
             look_ahead: true,
         }
+    }
+}
+
+impl Options {
+    /// Positions over all sequences and the prefix cache.
+    pub fn pool_positions(&self) -> usize {
+        let all = self.context.saturating_mul(self.sequences);
+        self.pool_tokens.unwrap_or(all).max(self.context)
     }
 }

@@ -1,12 +1,14 @@
 //! The memory plan: what is resident, what a context costs, how many experts are kept, from headers alone.
 //!
 //! The plan fixes every size before anything is loaded. If all experts fit they are all in memory; if not,
-//! everything else is, and what is left buys slots.
+//! everything else is, and what is left buys slots. A plan for serving shares the positions of all sequences,
+//! and keeps room for prompts and answers of the past.
 
-use compute::memory::KvFormat;
+use compute::memory::{BLOCK, KvFormat};
 use experts::{Geometry, Slots};
 use model::DecoderSpec;
 use serde::Serialize;
+use state::Capacity;
 
 use crate::runner::{arena_floats, capacity, scratch_bytes};
 use crate::{Options, Result, streaming};
@@ -14,6 +16,11 @@ use crate::{Options, Result, streaming};
 /// What the program, its tokenizer and its threads take besides the model. Measured with a 35B-A3B-shaped
 /// model's tokenizer (248k entries) on Linux, 15 Nov 2026; rounded up.
 const PROGRAM_BYTES: u64 = 192 << 20;
+
+/// What a server keeps for each token of the vocabulary besides, so that answers can be made to follow a
+/// grammar: about 130 MB more for 250,000 tokens, with the masks of a few answers. Measured on Linux,
+/// 15 Nov 2026.
+const GRAMMAR_BYTES_PER_TOKEN: u64 = 600;
 
 /// The longest context planned unasked.
 const DEFAULT_CONTEXT: usize = 32_768;
@@ -25,8 +32,13 @@ const LEAST_CONTEXT: usize = 2048;
 /// every expert its rows are routed to.
 const CHUNKS: [usize; 6] = [2048, 1024, 512, 256, 128, 64];
 
-/// What keys and values, or activations, of a model that streams may take of what the weights leave.
+/// What keys and values, or activations, of a model that streams may take of what the weights leave; when
+/// serving, also what the pool of positions and the checkpoints may take unasked.
 const SHARE_OF_REST: u64 = 8;
+
+/// Checkpoints of the prefix cache planned unasked when serving, where sequences cannot be rewound.
+const LEAST_CHECKPOINTS: usize = 4;
+const MOST_CHECKPOINTS: usize = 64;
 
 /// Whether experts are read when they are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +63,13 @@ pub struct PlanRequest {
     pub kv: Option<KvFormat>,
     /// Sequences at once.
     pub sequences: Option<usize>,
+    /// Whether positions are shared among the sequences, and the past is kept: what is left out below is then
+    /// chosen by what there is, not by the worst case of every sequence.
+    pub serving: bool,
+    /// Positions over all sequences and the prefix cache, at least one sequence's.
+    pub pool_tokens: Option<usize>,
+    /// States of the prefix cache beside those of the sequences.
+    pub checkpoints: Option<usize>,
     /// Rows of a prefill step.
     pub chunk: Option<usize>,
     /// Compute threads: each has buffers of its own.
@@ -109,7 +128,7 @@ pub struct Plan {
     pub streaming: Option<StreamPlan>,
     /// Bytes of weights one token's forward pass reads.
     pub bytes_per_token: u64,
-    /// Positions planned for.
+    /// Positions planned for a sequence.
     pub context: usize,
     /// The model's own limit.
     pub model_context: usize,
@@ -134,6 +153,7 @@ impl Plan {
         options.sequences = request.sequences.unwrap_or(options.sequences).max(1);
         options.chunk = request.chunk.unwrap_or(options.chunk);
         options.threads = request.threads.unwrap_or(options.threads);
+        options.checkpoints = request.checkpoints.unwrap_or(options.checkpoints);
         let planner = Planner::new(spec, request, budget_bytes)?;
         let longest = spec.context.max(1);
         let asked = request.context.map(|context| context.clamp(1, longest));
@@ -185,6 +205,7 @@ impl<'a> Planner<'a> {
     }
 
     fn resident(&self, options: Options) -> Result<Plan> {
+        let options = self.share(options, self.spec.expert_bytes())?;
         let mut rows = self.fixed_rows(&options)?;
         if let Some((_, moe)) = self.spec.moe_layers().next() {
             let note = format!(
@@ -207,7 +228,8 @@ impl<'a> Planner<'a> {
     ) -> Result<Plan> {
         let Some(geometry) = &self.geometry else { return self.resident(options) };
         // Unasked, the context and the activations take at most a share each of what the weights leave.
-        let rest = self.budget_bytes.saturating_sub(self.spec.resident_bytes() + PROGRAM_BYTES);
+        let rest =
+            self.budget_bytes.saturating_sub(self.spec.resident_bytes() + self.program_bytes());
         let share = rest / SHARE_OF_REST;
         options.context = match context {
             Some(context) => context,
@@ -230,8 +252,9 @@ impl<'a> Planner<'a> {
             let chunks = CHUNKS.iter();
             options.chunk = chunks.clone().find(fits).copied().unwrap_or(CHUNKS[CHUNKS.len() - 1]);
         }
+        let mut options = self.share(options, geometry.least_bytes())?;
         let mut rows = self.fixed_rows(&options)?;
-        let fixed: u64 = rows.iter().map(|row| row.bytes).sum();
+        let fixed = rows.iter().fold(0u64, |sum, row| sum.saturating_add(row.bytes));
         let left = self.budget_bytes.saturating_sub(fixed);
         let slots = match (self.request.expert_slots, self.request.expert_cache_bytes) {
             (Some(count), _) => Some(geometry.with_total(count)?),
@@ -255,31 +278,87 @@ impl<'a> Planner<'a> {
         self.plan(rows, Some(geometry), options)
     }
 
+    /// Positions and checkpoints that all sequences share, chosen by what everything else leaves.
+    fn share(&self, mut options: Options, expert_bytes: u64) -> Result<Options> {
+        let PlanRequest { serving, pool_tokens, checkpoints, .. } = *self.request;
+        options.pool_tokens = pool_tokens.map(|tokens| tokens.max(options.context));
+        if !serving {
+            return Ok(options);
+        }
+        let layout = self.spec.layout()?;
+        let state = |options: &Options| layout.memory_bytes(options.kv, &capacity(options)) as u64;
+        let other = self.spec.resident_bytes()
+            + expert_bytes
+            + self.program_bytes()
+            + self.activation_bytes(&options);
+        let left = |taken| self.budget_bytes.saturating_sub(other).saturating_sub(taken);
+        let share = |taken| left(taken) / SHARE_OF_REST;
+        if pool_tokens.is_none() {
+            // As many as each sequence at its longest could use.
+            let most = options.context.saturating_mul(options.sequences);
+            let per_token = layout.kv_bytes_per_token(options.kv) as u64;
+            let bought = share(0).checked_div(per_token).map_or(most, |tokens| tokens as usize);
+            options.pool_tokens = Some(most.min(bought / BLOCK * BLOCK).max(options.context));
+        }
+        if checkpoints.is_none() && !layout.is_rewindable() {
+            let without = state(&options);
+            // All that fit, if the least do not.
+            let fits = |&checkpoints: &usize| {
+                let bytes = state(&Options { checkpoints, ..options.clone() }) - without;
+                let is_least = checkpoints <= LEAST_CHECKPOINTS;
+                bytes <= share(without) || (is_least && bytes <= left(without))
+            };
+            options.checkpoints = (0..=MOST_CHECKPOINTS).rev().find(fits).unwrap_or(0);
+        }
+        Ok(options)
+    }
+
     /// All but the experts.
     fn fixed_rows(&self, options: &Options) -> Result<Vec<Row>> {
         let layout = self.spec.layout()?;
-        let state = layout.memory_bytes(options.kv, &capacity(options)) as u64;
+        let state = |checkpoints| {
+            let capacity = Capacity { checkpoints, ..capacity(options) };
+            layout.memory_bytes(options.kv, &capacity) as u64
+        };
         let recurrent = (layout.recurrent_bytes() * options.sequences) as u64;
-        let kv = state.saturating_sub(recurrent);
+        let kv = state(0).saturating_sub(recurrent);
+        let cache = state(options.checkpoints).saturating_sub(state(0));
         let per_token = layout.kv_bytes_per_token(options.kv);
         let mut rows = vec![Row {
             name: "weights every token uses",
             bytes: self.spec.resident_bytes(),
             note: format!("{} layers", self.spec.layers.len()),
         }];
-        if per_token > 0 {
-            let note = format!("{} positions, {per_token} bytes each", options.context);
+        if kv > 0 {
+            let note = match options.pool_tokens {
+                None => format!("{} positions, {per_token} bytes each", options.context),
+                Some(_) => format!(
+                    "{} positions for {} sequence(s) of at most {}, {per_token} bytes each",
+                    options.pool_positions(),
+                    options.sequences,
+                    options.context
+                ),
+            };
             rows.push(Row { name: "keys and values", bytes: kv, note });
         }
         if recurrent > 0 {
             let note = format!("{} sequence(s)", options.sequences);
             rows.push(Row { name: "recurrent state", bytes: recurrent, note });
         }
+        if cache > 0 {
+            let note = format!("{} checkpoints of past prompts", options.checkpoints);
+            rows.push(Row { name: "prefix cache", bytes: cache, note });
+        }
         let note = format!("prefill {} tokens at a time", options.chunk);
         rows.push(Row { name: "activations", bytes: self.activation_bytes(options), note });
-        let note = "tokenizer, threads, program".to_string();
-        rows.push(Row { name: "program", bytes: PROGRAM_BYTES, note });
+        let (note, bytes) = ("tokenizer, threads, program".to_owned(), self.program_bytes());
+        rows.push(Row { name: "program", bytes, note });
         Ok(rows)
+    }
+
+    fn program_bytes(&self) -> u64 {
+        let tokens = if self.request.serving { self.spec.vocab as u64 } else { 0 };
+        PROGRAM_BYTES + tokens * GRAMMAR_BYTES_PER_TOKEN
     }
 
     fn activation_bytes(&self, options: &Options) -> u64 {
@@ -288,7 +367,7 @@ impl<'a> Planner<'a> {
 
     fn plan(&self, rows: Vec<Row>, geometry: Option<&Geometry>, options: Options) -> Result<Plan> {
         let experts = self.spec.expert_bytes();
-        let total_bytes = rows.iter().map(|row| row.bytes).sum::<u64>();
+        let total_bytes = rows.iter().fold(0u64, |sum, row| sum.saturating_add(row.bytes));
         let fits = total_bytes <= self.budget_bytes;
         let streaming = match (geometry, &options.slots) {
             (Some(geometry), Some(slots)) => Some(self.expect(geometry, slots)),
@@ -298,7 +377,7 @@ impl<'a> Planner<'a> {
             Some(slots) => slots.bytes.min(experts),
             None => experts,
         };
-        let hints = if fits { Vec::new() } else { self.hints(&rows, total_bytes, &options)? };
+        let hints = if fits { Vec::new() } else { self.hints(total_bytes, &options)? };
         Ok(Plan {
             rows,
             total_bytes,
@@ -335,13 +414,16 @@ impl<'a> Planner<'a> {
     }
 
     /// What would make it run, each for itself.
-    fn hints(&self, rows: &[Row], total_bytes: u64, options: &Options) -> Result<Vec<String>> {
+    fn hints(&self, total_bytes: u64, options: &Options) -> Result<Vec<String>> {
         let mut hints = Vec::new();
         let over = total_bytes - self.budget_bytes;
-        let per_position = self.spec.layout()?.kv_bytes_per_token(options.kv) * options.sequences;
-        let kv = rows.iter().find(|row| row.name == "keys and values").map_or(0, |row| row.bytes);
-        let context = kv.saturating_sub(over) as usize / per_position.max(1) / 64 * 64;
-        if context > 0 && options.context > 512 {
+        // A shorter context helps by the positions that go with it, not by what each sequence needs anyway.
+        let per_token = self.spec.layout()?.kv_bytes_per_token(options.kv);
+        let positions = options.pool_positions();
+        let copies = positions.div_ceil(options.context.max(1));
+        let left = ((per_token * positions) as u64).saturating_sub(over) as usize;
+        let context = left / (per_token * copies).max(1) / BLOCK * BLOCK;
+        if context > 0 && options.context > 512 && self.request.pool_tokens.is_none() {
             hints.push(format!("--context {context} would fit"));
         }
         hints.push(format!("--memory {} would fit", round_up(total_bytes)));

@@ -120,6 +120,11 @@ impl Runner {
         }
     }
 
+    /// Where the experts are.
+    pub(crate) fn bank(&self) -> Option<&dyn ExpertBank> {
+        self.bank.get()
+    }
+
     /// What the model is made of.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
@@ -135,6 +140,22 @@ impl Runner {
         Ok(self.memory.sequence()?)
     }
 
+    /// Pages and slots of all sequences.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// A new, empty sequence, for who can make room.
+    pub(crate) fn new_sequence(&mut self) -> state::Result<Sequence> {
+        self.memory.sequence()
+    }
+
+    /// Makes room for the rows that a sequence has in the next batch, so that [`Runner::forward`] will find
+    /// it. If there is none, nothing is changed.
+    pub(crate) fn reserve(&mut self, sequence: &mut Sequence, count: usize) -> state::Result<()> {
+        self.memory.prepare(sequence, count)
+    }
+
     /// Runs a batch and hands each wanted row of logits to `row`, in order. The sequences advance. Those
     /// in the answer could not be computed: their rows are left out, and they are good for nothing more.
     pub fn forward(
@@ -145,7 +166,11 @@ impl Runner {
     ) -> Result<Vec<SequenceFailure>> {
         self.check(batch, sequences)?;
         for segment in &batch.segments {
-            self.memory.prepare(sequences[segment.sequence], segment.count)?;
+            if let Err(error) = self.memory.prepare(sequences[segment.sequence], segment.count) {
+                // Nothing is written: none of them is in the middle of a step.
+                sequences.iter_mut().for_each(|sequence| sequence.advance(0));
+                return Err(error.into());
+            }
         }
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let mut step = self.backend.begin();
@@ -245,9 +270,9 @@ impl Runner {
 /// State memory for the options.
 pub(crate) fn capacity(options: &Options) -> Capacity {
     Capacity {
-        tokens: options.context * options.sequences,
+        tokens: options.pool_positions(),
         sequences: options.sequences,
-        checkpoints: 0,
+        checkpoints: options.checkpoints,
         step_tokens: options.chunk.max(compute::memory::BLOCK),
     }
 }

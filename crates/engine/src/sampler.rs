@@ -1,18 +1,20 @@
 //! From logits to a token.
 //!
-//! In this order: logit bias → penalties (repetition, then presence and frequency) → temperature → top-k → top-p →
-//! min-p → one draw from what is left, by inverse CDF over the candidates from the likeliest down, equal ones by lower
+//! In this order: logit bias → penalties (repetition, then presence and frequency) → mask → temperature → top-k →
+//! top-p → min-p → one draw from what is left, by inverse CDF over the candidates from the likeliest down, equal ones by lower
 //! id. Temperature 0 takes the largest adjusted logit instead, equal ones by lower id.
 //!
-//! Log-probabilities are those of the logits as handed in: softmax at temperature 1 before bias, penalties and
-//! filters, as OpenAI reports them.
+//! Log-probabilities are those of the logits as handed in: softmax at temperature 1 before bias, penalties, mask
+//! and filters, as OpenAI reports them.
 //!
-//! Invariant: a token is a pure function of logits, history, parameters and position. The random number depends on
+//! Invariant: a token is a pure function of logits, history, parameters, position and mask. The random number depends on
 //! seed and position alone, weights are summed in f64 in a fixed order with an exponential of our own, so neither
 //! other requests nor the platform's mathematics library changes a token.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+
+use crate::Mask;
 
 /// How the next token is chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,6 +136,14 @@ pub enum SampleError {
         /// Tokens there are.
         vocabulary: usize,
     },
+    /// A mask for another vocabulary.
+    #[error("the mask is for {mask} tokens, the vocabulary has {vocabulary}")]
+    MaskWidth {
+        /// Tokens of the mask.
+        mask: usize,
+        /// Tokens there are.
+        vocabulary: usize,
+    },
     /// A constraint left nothing.
     #[error("all {vocabulary} tokens are masked")]
     AllMasked {
@@ -204,22 +214,28 @@ struct Candidate {
     token: u32,
 }
 
-/// Chooses the token at `position`, the number of tokens before it in the sequence.
+/// Chooses the token at `position`, the number of tokens before it in the sequence, among those that the mask
+/// allows.
 pub fn sample(
     logits: &[f32],
     history: &TokenCounts,
     params: &SamplingParams,
     position: u64,
+    mask: Option<&Mask>,
     scratch: &mut Scratch,
 ) -> Result<Sampled, SampleError> {
     params.validate()?;
     let raw_best = best_logit(logits)?;
     let Scratch { adjusted, candidates, weights } = scratch;
 
-    let (adjusted, best) = if params.logit_bias.is_empty() && !params.penalises() {
+    let (adjusted, best) = if params.logit_bias.is_empty() && !params.penalises() && mask.is_none()
+    {
         (logits, raw_best)
     } else {
         adjust(logits, history, params, adjusted)?;
+        if let Some(mask) = mask {
+            forbid(adjusted, mask)?;
+        }
         (adjusted.as_slice(), best_logit(adjusted)?)
     };
     let token = if params.temperature == 0.0 {
@@ -302,6 +318,27 @@ fn adjust(
             penalised -= params.presence_penalty + params.frequency_penalty * generated as f32;
         }
         *logit = penalised.clamp(f32::MIN, f32::MAX);
+    }
+    Ok(())
+}
+
+/// Gives the tokens that the mask forbids no chance at all.
+fn forbid(logits: &mut [f32], mask: &Mask) -> Result<(), SampleError> {
+    let vocabulary = logits.len();
+    if mask.vocabulary() != vocabulary {
+        return Err(SampleError::MaskWidth { mask: mask.vocabulary(), vocabulary });
+    }
+    for (logits, &word) in logits.chunks_mut(64).zip(mask.words()) {
+        // Nearly every word of a mask is one of these two.
+        match word {
+            u64::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            _ => {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    *logit = if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 fn choose(logits: &[f32], params: &SamplingParams, position: u64) -> u32 {
     let history = TokenCounts::new();
-    sample(logits, &history, params, position, &mut Scratch::default()).unwrap().token
+    sample(logits, &history, params, position, None, &mut Scratch::default()).unwrap().token
 }
 
 /// Tokens the filters leave and their probabilities, descending: sorts everything, a step at a time.
@@ -58,7 +58,7 @@ fn reference(logits: &[f32], history: &TokenCounts, params: &SamplingParams) -> 
 #[track_caller]
 fn check(logits: &[f32], history: &TokenCounts, params: &SamplingParams, position: u64) {
     let mut scratch = Scratch::default();
-    let token = sample(logits, history, params, position, &mut scratch).unwrap().token;
+    let token = sample(logits, history, params, position, None, &mut scratch).unwrap().token;
     let u = uniform(params.seed, position);
     let mut before = 0.0;
     for (candidate, probability) in reference(logits, history, params) {
@@ -166,7 +166,7 @@ proptest! {
         };
         let nan = logits.iter().filter(|x| x.is_nan()).count();
         let infinite = logits.iter().filter(|x| **x == f32::INFINITY).count();
-        match sample(&logits, &history, &params, 3, &mut Scratch::default()) {
+        match sample(&logits, &history, &params, 3, None, &mut Scratch::default()) {
             Ok(sampled) => {
                 prop_assert!(logits[sampled.token as usize] > f32::NEG_INFINITY);
                 prop_assert!(sampled.logprob.unwrap() <= 0.0);
@@ -181,7 +181,7 @@ proptest! {
             Err(error) => panic!("{error}"),
         }
         if nan + infinite > 0 {
-            let result = sample(&logits, &history, &params, 3, &mut Scratch::default());
+            let result = sample(&logits, &history, &params, 3, None, &mut Scratch::default());
             prop_assert!(result.is_err());
         }
     }
@@ -248,8 +248,8 @@ fn a_token_depends_on_seed_and_position_alone() {
     let other = SamplingParams { seed: 7, top_k: 3, ..SamplingParams::default() };
     for position in (0..50).rev() {
         let history = TokenCounts::new();
-        sample(&logits[..9], &history, &other, position, &mut scratch).unwrap();
-        let again = sample(&logits, &history, &params, position, &mut scratch).unwrap();
+        sample(&logits[..9], &history, &other, position, None, &mut scratch).unwrap();
+        let again = sample(&logits, &history, &params, position, None, &mut scratch).unwrap();
         assert_eq!(again.token, first[position as usize]);
     }
     let reseeded = SamplingParams { seed: 43, ..params };
@@ -317,7 +317,7 @@ fn what_cannot_be_sampled_is_an_error() {
     #[track_caller]
     fn check(logits: &[f32], params: &SamplingParams, want: &str) {
         let history = TokenCounts::new();
-        let error = sample(logits, &history, params, 0, &mut Scratch::default()).unwrap_err();
+        let error = sample(logits, &history, params, 0, None, &mut Scratch::default()).unwrap_err();
         assert_eq!(error.to_string(), want);
     }
     let greedy = SamplingParams::greedy();
@@ -371,7 +371,7 @@ fn logprobs_are_those_of_the_raw_logits() {
         logprobs: Some(3),
         ..SamplingParams::default()
     };
-    let sampled = sample(&logits, &history, &params, 0, &mut Scratch::default()).unwrap();
+    let sampled = sample(&logits, &history, &params, 0, None, &mut Scratch::default()).unwrap();
     let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
     let want = logits.map(|x| (f64::from(x) - sum.ln()) as f32);
     assert_eq!(sampled.token, 0);
@@ -381,6 +381,83 @@ fn logprobs_are_those_of_the_raw_logits() {
         assert!((logprob - want[token as usize]).abs() < 1e-6);
     }
     let quiet = SamplingParams { logprobs: None, ..params };
-    let sampled = sample(&logits, &history, &quiet, 0, &mut Scratch::default()).unwrap();
+    let sampled = sample(&logits, &history, &quiet, 0, None, &mut Scratch::default()).unwrap();
     assert_eq!((sampled.logprob, sampled.top.len()), (None, 0));
+}
+
+/// What is sampled under a mask is what is sampled from the allowed logits alone, whatever the others are.
+#[track_caller]
+fn check_mask(logits: &[f32], allowed: &[u32], params: &SamplingParams, position: u64) {
+    let mask = Mask::of(logits.len(), allowed.iter().copied());
+    let mut history = TokenCounts::new();
+    history.push(allowed[0]);
+    let mut scratch = Scratch::default();
+    let got = sample(logits, &history, params, position, Some(&mask), &mut scratch).unwrap();
+    let alone: Vec<f32> = (0..)
+        .zip(logits)
+        .map(|(token, &logit)| if allowed.contains(&token) { logit } else { f32::NEG_INFINITY })
+        .collect();
+    let want = sample(&alone, &history, params, position, None, &mut scratch).unwrap();
+    assert_eq!(got.token, want.token);
+    assert!(allowed.contains(&got.token));
+    let free = SamplingParams { temperature: 1.0, ..params.clone() };
+    let unmasked = sample(logits, &history, &free, position, None, &mut scratch).unwrap();
+    assert_eq!(got.top, unmasked.top, "log-probabilities know no mask");
+}
+
+proptest! {
+    #[test]
+    fn a_mask_counts_as_minus_infinity(
+        logits in logits(400),
+        allowed in prop::collection::vec(any::<prop::sample::Index>(), 1..60),
+        temperature in prop_oneof![Just(0.0f32), 0.05..2.0f32],
+        (top_k, top_p, min_p) in (0..20usize, 0.1..1.0f32, 0.0..0.5f32),
+        presence_penalty in prop_oneof![Just(0.0f32), 0.0..2.0f32],
+        (seed, position) in (any::<u64>(), any::<u64>()),
+    ) {
+        let mut allowed: Vec<u32> =
+            allowed.iter().map(|index| index.index(logits.len()) as u32).collect();
+        allowed.push(0); // never minus infinity in these logits
+        let params = SamplingParams {
+            temperature, top_k, top_p, min_p, presence_penalty, seed,
+            logprobs: Some(4),
+            ..SamplingParams::default()
+        };
+        check_mask(&logits, &allowed, &params, position);
+    }
+}
+
+#[test]
+fn filters_look_at_what_the_mask_leaves() {
+    let logits: Vec<f32> = (0..200).map(|i| i as f32 / 10.0).collect();
+    let mask = Mask::of(200, [3, 64, 130]);
+    let pick = |params: &SamplingParams, position: u64| {
+        let (history, mut scratch) = (TokenCounts::new(), Scratch::default());
+        sample(&logits, &history, params, position, Some(&mask), &mut scratch).unwrap().token
+    };
+    assert_eq!(pick(&SamplingParams::greedy(), 0), 130);
+    let first = SamplingParams { top_k: 1, ..SamplingParams::default() };
+    assert_eq!(pick(&first, 5), 130);
+    let two = SamplingParams { top_k: 2, temperature: 2.0, ..SamplingParams::default() };
+    let drawn: std::collections::BTreeSet<u32> = (0..2000).map(|p| pick(&two, p)).collect();
+    assert_eq!(drawn, [64, 130].into());
+    // A bias does not bring back what is forbidden.
+    let biased = SamplingParams { logit_bias: vec![(150, 100.0)], ..SamplingParams::greedy() };
+    assert_eq!(pick(&biased, 0), 130);
+}
+
+#[test]
+fn a_mask_that_leaves_nothing_is_an_error() {
+    #[track_caller]
+    fn check(logits: &[f32], mask: &Mask, want: &str) {
+        let (history, mut scratch) = (TokenCounts::new(), Scratch::default());
+        let greedy = SamplingParams::greedy();
+        let error = sample(logits, &history, &greedy, 0, Some(mask), &mut scratch).unwrap_err();
+        assert_eq!(error.to_string(), want);
+    }
+    check(&[1.0; 100], &Mask::none(100), "all 100 tokens are masked");
+    let masked = f32::NEG_INFINITY;
+    check(&[1.0, masked, 2.0], &Mask::of(3, [1]), "all 3 tokens are masked");
+    check(&[1.0; 3], &Mask::of(2, [1]), "the mask is for 2 tokens, the vocabulary has 3");
+    check(&[f32::NAN, 1.0], &Mask::of(2, [1]), "1 of 2 logits are NaN and 0 are infinite");
 }

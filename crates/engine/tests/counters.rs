@@ -54,6 +54,7 @@ fn serve(model: &str, slots: usize) -> Counted {
             max_tokens: 6 + index,
             stop_tokens: BTreeSet::new(),
             sampling: SamplingParams { seed: index as u64, ..SamplingParams::default() },
+            ..Request::default()
         };
         engine.submit(request).expect("request");
     }

@@ -208,6 +208,7 @@ fn monotone(token: u32, count: usize, max_tokens: usize) -> Request {
         max_tokens,
         stop_tokens: BTreeSet::new(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        ..Request::default()
     }
 }
 
@@ -219,6 +220,7 @@ fn varied(seed: u32, count: usize, max_tokens: usize) -> Request {
         max_tokens,
         stop_tokens: BTreeSet::new(),
         sampling: SamplingParams { seed: u64::from(seed), ..SamplingParams::default() },
+        ..Request::default()
     }
 }
 

@@ -69,6 +69,7 @@ fn pebble_answers_its_evaluation_set() {
             max_tokens: 400,
             stop_tokens: dialect.eos.clone(),
             sampling: SamplingParams::greedy(),
+            ..Request::default()
         };
         let id = engine.submit(request).expect("submit");
         answers.insert(id, (index, Vec::new()));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use checkpoint::Checkpoint;
-use engine::{Plan, PlanRequest, Streaming};
+use engine::{Options, Plan, PlanRequest, Runner, Streaming};
 use model::DecoderSpec;
 
 const PEBBLE: &str = "models/pebble";
@@ -270,4 +270,97 @@ fn each_thread_has_its_memory() {
     };
     assert_eq!(with(9) - with(1), 4 * (with(3) - with(1)));
     assert!(with(3) > with(1));
+}
+
+/// A plan for a server.
+fn serving(memory_bytes: u64, context: usize) -> PlanRequest {
+    let context = Some(context);
+    PlanRequest { serving: true, sequences: Some(8), context, ..request(memory_bytes) }
+}
+
+/// What the rows say is what is mapped.
+#[track_caller]
+fn check_mapped(model: &str, plan: &Plan) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
+    let options = Options { slots: None, ..plan.options.clone() };
+    let runner = Runner::load(&checkpoint, &options, &|_, _| {}).expect("model");
+    let rows = ["keys and values", "recurrent state", "prefix cache"].map(|name| row(plan, name));
+    assert_eq!(runner.memory().bytes() as u64, rows.iter().sum::<u64>(), "{model}: {plan:?}");
+}
+
+#[test]
+fn a_server_shares_its_positions() {
+    for model in [PEBBLE, "testdata/models/llama-4bit", "testdata/models/mistral-4bit"] {
+        let spec = spec(model);
+        // With all the memory there is, as many as all sequences could use.
+        let most = plan(&spec, &serving(u64::MAX, 2048));
+        assert_eq!(most.options.pool_positions(), 8 * 2048);
+        // What cannot be rewound has checkpoints.
+        let is_rewindable = spec.layout().expect("layout").is_rewindable();
+        assert_eq!(is_rewindable, model.contains("llama"));
+        assert_eq!(most.options.checkpoints, if is_rewindable { 0 } else { 64 });
+        assert_eq!(row(&most, "prefix cache") > 0, !is_rewindable);
+        check_mapped(model, &most);
+
+        let (mut pool, mut checkpoints) = (8 * 2048, 64);
+        let mut fitting = 0;
+        for percent in (10..100).rev() {
+            let request = serving(most.total_bytes * percent / 100, 2048);
+            let plan = plan(&spec, &PlanRequest { streaming: Streaming::Never, ..request });
+            let options = &plan.options;
+            let positions = options.pool_positions();
+            assert!((2048..=pool).contains(&positions) && options.checkpoints <= checkpoints);
+            (pool, checkpoints) = (positions, options.checkpoints);
+            if !plan.fits {
+                break;
+            }
+            fitting += 1;
+            let state = row(&plan, "keys and values") + row(&plan, "recurrent state");
+            let rest = plan.budget_bytes - (plan.total_bytes - state - row(&plan, "prefix cache"));
+            assert!(options.checkpoints <= 4 || row(&plan, "prefix cache") <= rest / 8, "{plan:?}");
+        }
+        assert!(fitting > 0, "{model}");
+        check_mapped(model, &plan(&spec, &serving(most.total_bytes * 9 / 10, 2048)));
+    }
+}
+
+#[test]
+fn a_servers_pool_can_be_asked_for() {
+    let spec = spec(PEBBLE);
+    let asked =
+        PlanRequest { pool_tokens: Some(5000), checkpoints: Some(7), ..serving(u64::MAX, 2048) };
+    let exact = plan(&spec, &asked);
+    assert_eq!((exact.options.pool_positions(), exact.options.checkpoints), (5000, 7));
+    check_mapped(PEBBLE, &exact);
+    // Never less than one sequence, and the same without the rest of a server's choices.
+    let few = PlanRequest { pool_tokens: Some(1), serving: false, checkpoints: None, ..asked };
+    let few = plan(&spec, &few);
+    assert_eq!((few.options.pool_positions(), few.options.checkpoints), (2048, 0));
+    check_mapped(PEBBLE, &few);
+    // Advice helps here too.
+    let tight = serving(few.total_bytes - spec.expert_bytes(), 8192);
+    check_hints(&spec, &tight, &["--context", "--memory"]);
+}
+
+#[test]
+fn a_server_that_streams_leaves_most_to_its_slots() {
+    let spec = spec(PEBBLE);
+    for mega in [300, 400, 600, 1000] {
+        let request = PlanRequest {
+            memory_bytes: Some(mega << 20),
+            sequences: Some(8),
+            streaming: Streaming::Always,
+            serving: true,
+            ..PlanRequest::default()
+        };
+        let plan = plan(&spec, &request);
+        assert!(plan.fits && plan.options.checkpoints >= 4, "{plan:?}");
+        let rest =
+            plan.budget_bytes - row(&plan, "weights every token uses") - row(&plan, "program");
+        let one = plan.options.pool_positions() == plan.options.context;
+        assert!(row(&plan, "keys and values") <= rest / 8 + (1 << 20) || one, "{plan:?}");
+        assert!(row(&plan, "prefix cache") <= rest / 8 || plan.options.checkpoints == 4);
+        check_mapped(PEBBLE, &plan);
+    }
 }

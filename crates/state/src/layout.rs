@@ -82,6 +82,16 @@ impl Layout {
         self.0.iter().any(|kind| matches!(kind, LayerKind::Recurrent { .. }))
     }
 
+    /// Whether every sequence can be truncated to any length: no state integrates positions and no window lets go
+    /// of them.
+    pub fn is_rewindable(&self) -> bool {
+        self.0.iter().all(|kind| match kind {
+            LayerKind::Kv { window, .. } => window.is_none(),
+            LayerKind::Recurrent { .. } => false,
+            LayerKind::Shared(_) => true,
+        })
+    }
+
     /// Bytes of pages one sequence of `tokens` positions holds. A sliding layer counts no more than its window, a
     /// block, and a draft of a block, wherever page boundaries fall.
     pub fn kv_bytes(&self, format: KvFormat, tokens: usize) -> usize {
@@ -144,7 +154,7 @@ impl Capacity {
 
 /// Pages that a sliding layer of one sequence holds between steps: window, BLOCK and a draft of at most BLOCK,
 /// beginning and ending anywhere in a page.
-fn window_pages(window: usize) -> usize {
+pub(crate) fn window_pages(window: usize) -> usize {
     window.div_ceil(BLOCK).saturating_add(3)
 }
 
@@ -163,7 +173,7 @@ mod tests {
         let layers: Vec<_> =
             (0..40).map(|i| if i % 4 == 3 { full(2, 256) } else { delta }).collect();
         let layout = Layout::new(layers).unwrap();
-        assert!(layout.is_recurrent());
+        assert!(layout.is_recurrent() && !layout.is_rewindable());
         assert_eq!(layout.kv_bytes_per_token(KvFormat::F16), 20_480);
         assert_eq!(layout.kv_bytes(KvFormat::F16, 64), 64 * 20_480);
         assert_eq!(layout.kv_bytes(KvFormat::F32, 65), 2 * 128 * 20_480);
@@ -181,7 +191,8 @@ mod tests {
         assert_eq!(bytes(1 << 20) - bytes(1 << 19), (1 << 19) * 4096);
         assert_eq!(layout.kv_bytes_per_token(KvFormat::F16), 4096);
         assert_eq!(layout.recurrent_bytes(), 0);
-        assert!(!layout.is_recurrent());
+        assert!(!layout.is_recurrent() && !layout.is_rewindable());
+        assert!(Layout::new(vec![full(2, 512), LayerKind::Shared(0)]).unwrap().is_rewindable());
     }
 
     #[test]

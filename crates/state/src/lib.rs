@@ -14,9 +14,11 @@ mod error;
 mod layout;
 mod memory;
 mod pool;
+mod prefix;
 mod sequence;
 
 pub use error::{Error, Result};
 pub use layout::{Capacity, LayerKind, Layout};
 pub use memory::Memory;
+pub use prefix::{CacheLimits, PrefixCache, Worth, common_prefix};
 pub use sequence::{LayerState, PageTable, Pages, Sequence, Slot};

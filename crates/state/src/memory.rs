@@ -112,6 +112,29 @@ impl Memory {
         Ok(())
     }
 
+    /// Whether sequences could each grow by so many positions, `step` at a time, if nobody else held any pages.
+    /// (Recurrent slots are not looked at: a sequence never takes more of them.)
+    pub fn can_hold(&self, sequences: &[(&Sequence, usize)], step: usize) -> bool {
+        let page_counts = self.kv.iter().map(|arena| arena.bytes.page_count());
+        let mut held: Vec<Vec<bool>> =
+            page_counts.clone().map(|page_count| vec![false; page_count]).collect();
+        let mut needed = vec![0usize; self.kv.len()];
+        for &(sequence, count) in sequences {
+            let (len, end) = (sequence.len, sequence.len.saturating_add(count));
+            for pages in sequence.layers.iter().filter_map(LayerState::pages) {
+                let table = pages.table();
+                needed[table.arena] += pages.growth(len, end, step);
+                for page in table.pages {
+                    // Those that several share count once.
+                    let held = &mut held[table.arena][page.0 as usize];
+                    needed[table.arena] += usize::from(!*held);
+                    *held = true;
+                }
+            }
+        }
+        needed.into_iter().zip(page_counts).all(|(needed, page_count)| needed <= page_count)
+    }
+
     /// The bookkeeping of [`Memory::prepare`]: says which contents have to be copied.
     fn own(&self, sequence: &mut Sequence, count: usize) -> Result<Vec<Copy>> {
         assert_eq!(sequence.layers.len(), self.layers.len(), "a sequence of another model");
@@ -205,6 +228,15 @@ impl Memory {
         self.recurrent.len()
     }
 
+    /// [`Layout::is_rewindable`] of the layout it was made for.
+    pub fn is_rewindable(&self) -> bool {
+        self.layers.iter().all(|place| match place {
+            Place::Kv { window, .. } => window.is_none(),
+            Place::Recurrent { .. } => false,
+            Place::Shared(_) => true,
+        })
+    }
+
     /// Pages of a KV arena that nobody holds.
     pub fn free_pages(&self, arena: usize) -> usize {
         self.kv[arena].pool.free()
@@ -213,6 +245,27 @@ impl Memory {
     /// Slots of a recurrent arena that nobody holds.
     pub fn free_slots(&self, arena: usize) -> usize {
         self.recurrent[arena].pool.free()
+    }
+
+    /// Pages of all KV arenas, and how many of them nobody holds.
+    pub fn pages(&self) -> (usize, usize) {
+        let counts = self.kv.iter().map(|arena| (arena.bytes.page_count(), arena.pool.free()));
+        counts.fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1))
+    }
+
+    /// Recurrent states there is room for, each of all recurrent layers, and how many of them nobody holds.
+    pub fn states(&self) -> (usize, usize) {
+        let mut layers = vec![0usize; self.recurrent.len()];
+        for place in &self.layers {
+            if let Place::Recurrent { arena } = *place {
+                layers[arena] += 1;
+            }
+        }
+        let arenas = self.recurrent.iter().zip(&layers);
+        let least = |count: &dyn Fn(&Arena<RecurrentArena>) -> usize| {
+            arenas.clone().map(|(arena, &layers)| count(arena) / layers.max(1)).min().unwrap_or(0)
+        };
+        (least(&|arena| arena.bytes.slot_count()), least(&|arena| arena.pool.free()))
     }
 
     /// Bytes of all arenas.

@@ -253,7 +253,8 @@ impl World {
                     }
                     Err(Error::WindowReleased { layer, oldest, to }) => {
                         assert_eq!((layer, to), (SLIDING, len));
-                        assert!(oldest + WINDOW > len && by > KEEP);
+                        // (Who goes back twice may have used up what is kept for drafts.)
+                        assert!(oldest + WINDOW > len);
                         assert_eq!(facts(&self.memory, sequence), before);
                     }
                     Err(error) => panic!("{error}"),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use compute::memory::{BLOCK, PageId, SlotId};
 
+use crate::layout::window_pages;
 use crate::pool::Lease;
 use crate::{Error, Result};
 
@@ -127,6 +128,20 @@ impl Sequence {
     /// # Panics
     /// If the sequence is shorter than `len`.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
+        self.check_truncate(len)?;
+        for pages in self.layers.iter_mut().filter_map(LayerState::pages_mut) {
+            pages.truncate(len);
+        }
+        self.len = len;
+        self.prepared = 0;
+        Ok(())
+    }
+
+    /// Whether [`Sequence::truncate`] would be refused, and why.
+    ///
+    /// # Panics
+    /// If the sequence is shorter than `len`.
+    pub fn check_truncate(&self, len: usize) -> Result<()> {
         assert!(len <= self.len, "cannot truncate {} positions to {len}", self.len);
         for (layer, state) in self.layers.iter().enumerate() {
             match state {
@@ -140,11 +155,6 @@ impl Sequence {
                 LayerState::Kv(_) | LayerState::Recurrent(_) | LayerState::Shared(_) => {}
             }
         }
-        for pages in self.layers.iter_mut().filter_map(LayerState::pages_mut) {
-            pages.truncate(len);
-        }
-        self.len = len;
-        self.prepared = 0;
         Ok(())
     }
 
@@ -190,6 +200,13 @@ impl Sequence {
 }
 
 impl LayerState {
+    pub(crate) fn pages(&self) -> Option<&Pages> {
+        match self {
+            LayerState::Kv(pages) => Some(pages),
+            LayerState::Recurrent(_) | LayerState::Shared(_) => None,
+        }
+    }
+
     fn pages_mut(&mut self) -> Option<&mut Pages> {
         match self {
             LayerState::Kv(pages) => Some(pages),
@@ -216,6 +233,14 @@ impl Pages {
     pub(crate) fn missing(&self, len: usize, end: usize) -> usize {
         let new = (end.div_ceil(BLOCK) - self.first_block).saturating_sub(self.ids.len());
         new + usize::from(self.shared_tail(len).is_some())
+    }
+
+    /// Pages that will be held at once, beside those that are, until positions `len..end` are written `step` at a
+    /// time: a sliding layer lets go of old ones on the way.
+    pub(crate) fn growth(&self, len: usize, end: usize, step: usize) -> usize {
+        let new = self.missing(len, end);
+        let window = |window| window_pages(window).saturating_add(step.div_ceil(BLOCK));
+        self.window.map_or(new, |size| new.min(window(size)))
     }
 
     /// Takes what [`Pages::missing`] counted from `fresh`, so that positions `len..end` have pages of their own.

@@ -5,6 +5,8 @@
 //! other decoder goes through a sliding window of decodes: two windows that begin at the same token
 //! differ by the new text alone; there, a tail ending in U+FFFD waits for the next token.
 
+use std::collections::BTreeSet;
+
 use crate::tokenizer::{Scheme, byte_level_bytes, fallback_byte, replace_all};
 use crate::{Error, Result, Tokenizer};
 
@@ -13,6 +15,7 @@ use crate::{Error, Result, Tokenizer};
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
+    kept: BTreeSet<u32>,
     state: State,
 }
 
@@ -37,7 +40,12 @@ impl Detokenizer {
             }
             Scheme::Other => State::Window { ids: Vec::new(), prefix: 0, read: 0 },
         };
-        Self { tokenizer: tokenizer.clone(), skip_special_tokens: true, state }
+        Self {
+            tokenizer: tokenizer.clone(),
+            skip_special_tokens: true,
+            kept: BTreeSet::new(),
+            state,
+        }
     }
 
     /// Whether special tokens are left out (the default) or written as they are spelt.
@@ -47,9 +55,17 @@ impl Detokenizer {
         self
     }
 
+    /// Special tokens that are written all the same: marks that a parser of the text must see.
+    #[must_use]
+    pub fn keep(mut self, ids: impl IntoIterator<Item = u32>) -> Self {
+        self.kept.extend(ids);
+        self
+    }
+
     /// Takes the next token and returns the text it completes, which may be empty.
     pub fn push(&mut self, id: u32) -> Result<String> {
-        if self.skip_special_tokens && self.tokenizer.is_special(id) {
+        let is_kept = || self.kept.contains(&id);
+        if self.skip_special_tokens && self.tokenizer.is_special(id) && !is_kept() {
             return Ok(String::new());
         }
         let Some(token) = self.tokenizer.decoder_token(id) else { return Ok(String::new()) };
@@ -241,6 +257,15 @@ mod tests {
         check(&tokenizer, &ids, true);
         check(&tokenizer, &ids, false);
         check(&tokenizer, &[1_000_000, ids[0]], false);
+    }
+
+    #[test]
+    fn kept_special_tokens_are_shown_among_hidden_ones() {
+        let tokenizer = pebble();
+        let ids = tokenizer.encode("<|im_start|>a<|im_end|>", false).unwrap();
+        let mut detokenizer = Detokenizer::new(&tokenizer).keep([ids[2]]);
+        let text: String = ids.iter().map(|&id| detokenizer.push(id).unwrap()).collect();
+        assert_eq!(text, "a<|im_end|>");
     }
 
     #[test]

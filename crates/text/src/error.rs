@@ -79,6 +79,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+
+    // === Tools ===
+    /// The tools of a request cannot be offered or forced.
+    #[error("tools: {reason}")]
+    Tool {
+        /// What is wrong with them.
+        reason: String,
+    },
 }
 
 /// A result whose error is this crate's [`Error`].

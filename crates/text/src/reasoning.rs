@@ -14,6 +14,34 @@ pub enum Segment {
     Content(String),
 }
 
+/// The marks a model puts around its thinking.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningMarkers {
+    /// Before it.
+    pub open: String,
+    /// After it.
+    pub close: String,
+}
+
+impl ReasoningMarkers {
+    /// The marks that a chat template writes, `<think>` and `</think>` if it writes none; `None` where they are
+    /// no pair (harmony's channels, which its parser reads).
+    pub fn detect(template: &str) -> Option<Self> {
+        const PAIRS: [(&str, &str); 3] = [
+            ("<|channel>thought", "<channel|>"),
+            ("[THINK]", "[/THINK]"),
+            ("<seed:think>", "</seed:think>"),
+        ];
+        if template.contains("<|channel|>") && template.contains("<|message|>") {
+            return None;
+        }
+        let written =
+            |(open, close): &(&str, &str)| template.contains(open) && template.contains(close);
+        let (open, close) = PAIRS.into_iter().find(written).unwrap_or(("<think>", "</think>"));
+        Some(Self { open: open.to_owned(), close: close.to_owned() })
+    }
+}
+
 /// Incremental splitter of one answer.
 #[derive(Debug, Clone)]
 pub struct ReasoningSplitter {

@@ -61,6 +61,7 @@ const TOOL_USE_NAME: &str = "tool_use";
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     special_tokens: Map<String, Value>,
     has_tool_use: bool,
     abilities: OnceLock<Abilities>,
@@ -106,10 +107,16 @@ impl ChatTemplate {
         }
         Ok(Self {
             environment,
+            source: files.default.clone(),
             special_tokens: files.special_tokens.clone(),
             has_tool_use: files.tool_use.is_some(),
             abilities: OnceLock::new(),
         })
+    }
+
+    /// The template as its makers wrote it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The prompt for a conversation. Encode it without adding special tokens: the template has them.
@@ -330,6 +337,18 @@ mod tests {
             let template = ChatTemplate::new(source, None, None).unwrap();
             let rendered = template.render(&ChatRequest::new([message.clone()])).unwrap();
             assert_eq!(rendered, expect);
+        }
+    }
+
+    #[test]
+    fn arguments_are_text_where_a_template_adds_them_to_text() {
+        let adds = "{% for m in messages %}{% if m.content is none %}{% for call in m.tool_calls %}\
+                    {{ call.function.name + call.function.arguments }}{% endfor %}{% endif %}{% endfor %}";
+        let template = ChatTemplate::new(adds, None, None).unwrap();
+        for arguments in [json!({"a": 1}), json!("{\"a\": 1}")] {
+            let message = json!({"role": "assistant", "content": null,
+                "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
+            assert_eq!(template.render(&ChatRequest::new([message])).unwrap(), "f{\"a\":1}");
         }
     }
 

@@ -1,0 +1,366 @@
+//! Answers that follow a grammar: JSON, a JSON schema, a regular expression, or Lark.
+//!
+//! [`Grammars`] compiles a grammar for one model's vocabulary, through `llguidance`. A [`Constraint`] is one
+//! answer under it: before each token its [`Mask`] says which tokens may come, and each token that came is
+//! accepted. The next mask is computed by a worker thread while the model computes the next logits.
+//!
+//! It does not sample, and knows nothing of HTTP or of tool formats.
+//!
+//! Invariant: a mask is a function of the grammar and the accepted tokens alone. What a grammar costs is
+//! bounded, in time and in memory; what goes wrong fails its own request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::Value;
+use text::Tokenizer;
+
+use marker::Marker;
+use state::State;
+use vocabulary::Vocabulary;
+use worker::{Settled, Slot, Workers};
+
+mod lark;
+mod marker;
+mod mask;
+mod schema;
+mod state;
+mod vocabulary;
+mod worker;
+
+pub use mask::Mask;
+
+/// The longest JSON schema and the longest Lark grammar.
+const LONGEST_GRAMMAR_BYTES: usize = 256 << 10;
+/// The longest regular expression.
+const LONGEST_REGEX_BYTES: usize = 16 << 10;
+/// The library's compiler is recursive, and `schema` and `lark` bound its depth by this. Only what is used
+/// of it becomes memory.
+const COMPILER_STACK_BYTES: usize = 128 << 20;
+/// Markers that are kept ready.
+const MARKERS: usize = 16;
+/// The longest reason that is handed on.
+const LONGEST_REASON_CHARACTERS: usize = 300;
+
+/// What an answer must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grammar {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that satisfies a schema.
+    JsonSchema(Value),
+    /// The whole answer matches, in the syntax of the `regex` crate.
+    Regex(String),
+    /// Lark, in `llguidance`'s dialect; its `%json` blocks are treated as [`Grammar::JsonSchema`].
+    Lark(String),
+}
+
+/// Why a grammar cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// A limit of ours.
+    #[error("the grammar is too large: {got} {what}, at most {limit}")]
+    TooLarge {
+        /// What was counted.
+        what: &'static str,
+        /// How many there are.
+        got: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// A limit of the library: time or memory.
+    #[error("the grammar is too complex: {reason}")]
+    TooComplex {
+        /// Which.
+        reason: String,
+    },
+    /// It is right, but nobody can follow it.
+    #[error("the grammar uses what is not supported: {keyword}")]
+    Unsupported {
+        /// The keyword, or what is wrong with it.
+        keyword: String,
+    },
+    /// It is wrong, or nothing satisfies it.
+    #[error("the grammar is not valid: {reason}")]
+    Invalid {
+        /// Why.
+        reason: String,
+    },
+    /// The model cannot be constrained at all.
+    #[error("the model's vocabulary cannot be constrained: {reason}")]
+    Vocabulary {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Why an answer cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConstraintError {
+    /// The grammar wants bytes that no token has.
+    #[error("no token of the vocabulary continues the grammar")]
+    Stuck,
+    /// A token was accepted that the mask forbade.
+    #[error("token {token} does not continue the grammar")]
+    Rejected {
+        /// The token.
+        token: u32,
+    },
+    /// The grammar is too complex here.
+    #[error("the grammar cannot be followed: {reason}")]
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Compiles grammars for one model. Clones share everything.
+#[derive(Clone)]
+pub struct Grammars {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    factory: ParserFactory,
+    vocabulary: Arc<Vocabulary>,
+    workers: Workers,
+    markers: Mutex<BTreeMap<String, Arc<Marker>>>,
+}
+
+impl Grammars {
+    /// For a model with these tokens, of which `ends` end an answer, and `vocabulary` logits: as many as the
+    /// tokenizer has tokens, or more.
+    pub fn new(
+        tokenizer: &Tokenizer,
+        ends: &BTreeSet<u32>,
+        vocabulary: usize,
+    ) -> Result<Grammars, GrammarError> {
+        let vocabulary = Arc::new(Vocabulary::new(tokenizer, ends, vocabulary)?);
+        // Nothing is forced upon the model but by the mask.
+        let capabilities = InferenceCapabilities::default();
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(vocabulary.environment(), capabilities, &slices)
+            .map_err(|error| GrammarError::Vocabulary { reason: one_line(&error.to_string()) })?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        let (workers, markers) = (Workers::default(), Mutex::default());
+        Ok(Grammars { shared: Arc::new(Shared { factory, vocabulary, workers, markers }) })
+    }
+
+    /// Compiles a grammar: some milliseconds, for the worst that is allowed some hundreds.
+    ///
+    /// With `after` everything up to and including that text (such as `</think>`) is free, and up to two
+    /// newline tokens may follow it. Without, the grammar begins with the first token.
+    pub fn compile(
+        &self,
+        grammar: &Grammar,
+        after: Option<&str>,
+    ) -> Result<Constraint, GrammarError> {
+        let marker = after.map(|text| self.marker(text)).transpose()?;
+        let vocabulary = Arc::clone(&self.shared.vocabulary);
+        let build = || {
+            let parser = self.shared.factory.create_parser(prepare(grammar)?);
+            let parser = parser.map_err(|error| compiler_error(&format!("{error:#}")))?;
+            State::new(vocabulary, Matcher::new(Ok(parser)), marker).map_err(|error| match error {
+                ConstraintError::Failed { reason } => GrammarError::TooComplex { reason },
+                _ => schema::invalid("nothing that the model can write satisfies it"),
+            })
+        };
+        let state = thread::scope(|scope| {
+            let builder = thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
+            let thread = builder.name("grammar".to_owned()).spawn_scoped(scope, build);
+            let broken = |reason: String| GrammarError::TooComplex { reason };
+            let thread = thread.map_err(|error| broken(error.to_string()))?;
+            thread.join().unwrap_or_else(|_| Err(broken("its compiler broke down".to_owned())))
+        })?;
+        Ok(Constraint::new(Arc::clone(&self.shared), state))
+    }
+
+    fn marker(&self, text: &str) -> Result<Arc<Marker>, GrammarError> {
+        let markers = || self.shared.markers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(marker) = markers().get(text) {
+            return Ok(Arc::clone(marker));
+        }
+        let marker = Arc::new(Marker::new(text, &self.shared.vocabulary)?);
+        let mut markers = markers();
+        if markers.len() < MARKERS {
+            markers.insert(text.to_owned(), Arc::clone(&marker));
+        }
+        Ok(marker)
+    }
+}
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let vocabulary = self.shared.vocabulary.len();
+        formatter.debug_struct("Grammars").field("vocabulary", &vocabulary).finish_non_exhaustive()
+    }
+}
+
+/// One answer under a grammar.
+pub struct Constraint {
+    shared: Arc<Shared>,
+    slot: Arc<Slot>,
+    mask: Option<Arc<Mask>>,
+}
+
+impl Constraint {
+    fn new(shared: Arc<Shared>, state: State) -> Constraint {
+        Constraint { shared, slot: Arc::new(Slot::new(state)), mask: None }
+    }
+
+    /// Which tokens may come next; waits for the worker if it is not done. End tokens are among them exactly
+    /// if the answer may end here. After an error there is never a mask again.
+    pub fn mask(&mut self) -> Result<&Mask, ConstraintError> {
+        let settled = self.settled()?;
+        Ok(self.mask.insert(settled.mask))
+    }
+
+    /// The same, but waits no longer than this, and has none if it is not done by then: for who would rather
+    /// go on with other answers.
+    pub fn mask_within(&mut self, longest: Duration) -> Result<Option<&Mask>, ConstraintError> {
+        let settled = self.shared.workers.settled(&self.slot, longest).transpose()?;
+        Ok(settled.map(|settled| &**self.mask.insert(settled.mask)))
+    }
+
+    /// Notes the token that came, and has the next mask computed meanwhile. What is wrong with the token is
+    /// told by the next [`Constraint::mask`].
+    pub fn accept(&mut self, token: u32) {
+        self.slot.accept(token);
+        self.shared.workers.send(&self.slot);
+    }
+
+    /// Whether nothing can follow but the end; waits like [`Constraint::mask`].
+    pub fn is_complete(&self) -> Result<bool, ConstraintError> {
+        Ok(self.settled()?.is_complete)
+    }
+
+    fn settled(&self) -> Result<Settled, ConstraintError> {
+        loop {
+            if let Some(settled) = self.shared.workers.settled(&self.slot, Duration::MAX) {
+                return settled;
+            }
+        }
+    }
+}
+
+impl Clone for Constraint {
+    /// Another answer that goes on from here on its own: compile once, clone for every choice.
+    fn clone(&self) -> Constraint {
+        loop {
+            if let Some(slot) = self.shared.workers.fork(&self.slot, Duration::MAX) {
+                let shared = Arc::clone(&self.shared);
+                return Constraint { shared, slot: Arc::new(slot), mask: None };
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Constraint").field("mask", &self.mask).finish_non_exhaustive()
+    }
+}
+
+/// Checks a grammar and writes it as the library reads it.
+fn prepare(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
+    Ok(match grammar {
+        Grammar::JsonObject => {
+            let any = serde_json::json!({ "type": "object" });
+            TopLevelGrammar::from_json_schema(schema::prepare(&any)?)
+        }
+        Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema::prepare(schema)?),
+        Grammar::Regex(regex) => {
+            schema::check_regex(regex)?;
+            TopLevelGrammar::from_regex(regex)
+        }
+        Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark::prepare(lark)?),
+    })
+}
+
+/// The library's units: it lexes some 14 units of step fuel and parses some 20 items a microsecond, so a mask
+/// takes 20 ms at worst, and builds 50 units of initial fuel a microsecond. A lexer state takes 1 to 2 KB.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 2_000,
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_lexer_states: 20_000,
+        max_grammar_size: 200_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// Sorts what the library's compiler says.
+fn compiler_error(message: &str) -> GrammarError {
+    let after = |text: &str| message.split_once(text).map(|(_, rest)| rest.trim());
+    let unsupported = |keyword: &str| GrammarError::Unsupported { keyword: one_line(keyword) };
+    let says = |text: &str| message.contains(text);
+    if let Some(keys) = after("Unimplemented keys:") {
+        let keys = keys.split(']').next().unwrap_or_default();
+        return unsupported(&keys.replace(['[', '"'], ""));
+    }
+    if let Some(format) = after("Unknown format:") {
+        return unsupported(&format!("format {}", format.split(':').next().unwrap_or_default()));
+    }
+    if says("oneOf constraints are not supported") {
+        return unsupported("oneOf");
+    }
+    if says("min/maxProperties only supported") {
+        return unsupported("minProperties and maxProperties beside optional properties");
+    }
+    if says("circular references with sibling keys") {
+        return unsupported("a circular $ref with keywords beside it");
+    }
+    if says("look-around") || says("backreferences are not supported") {
+        return unsupported("look-around and backreferences in a regular expression");
+    }
+    if says("are not disjoint") || says("can't determine if patternProperty") {
+        return unsupported("patternProperties that overlap");
+    }
+    let limits = [
+        "too large",
+        "too complex",
+        "too many",
+        "fuel",
+        "limit",
+        "exceed",
+        "stack level",
+        "Unable to determine if regex is empty",
+    ];
+    let reason = match after("regex parse error:").and_then(|_| after("error: ")) {
+        Some(error) => one_line(&format!("in a regular expression: {error}")),
+        None => one_line(message),
+    };
+    if limits.iter().any(|limit| message.contains(limit)) {
+        GrammarError::TooComplex { reason }
+    } else {
+        GrammarError::Invalid { reason }
+    }
+}
+
+/// What the library says, without the pictures and stacks it adds on further lines.
+fn one_line(message: &str) -> String {
+    let first = message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+    let mut line: String = first.chars().filter(|character| !character.is_control()).collect();
+    if let Some((end, _)) = line.char_indices().nth(LONGEST_REASON_CHARACTERS - 1) {
+        line.truncate(end);
+        line.push('…');
+    }
+    line
+}
+
+#[cfg(test)]
+#[path = "constraint_tests.rs"]
+mod tests;

@@ -1,0 +1,162 @@
+//! Where an answer stands: before its grammar, inside it, or at its end.
+//!
+//! The state is a function of the tokens that were accepted, and of nothing else.
+
+use std::sync::Arc;
+
+use llguidance::{CancellationHandle, Matcher};
+
+use super::marker::{Marker, Progress};
+use super::vocabulary::Vocabulary;
+use super::{ConstraintError, Mask, one_line};
+
+/// Newline tokens that may stand between the marker and the grammar.
+const NEWLINE_TOKENS: usize = 2;
+/// Tokens of an answer that are tried when a grammar is compiled.
+const REHEARSED_TOKENS: usize = 8;
+
+#[derive(Clone)]
+enum Phase {
+    /// So many bytes of the marker are matched.
+    Free {
+        marker: Arc<Marker>,
+        matched: usize,
+    },
+    /// After the marker: so many newline tokens may still come, or the grammar begins.
+    Blank {
+        left: usize,
+    },
+    Inside,
+}
+
+pub(super) struct State {
+    vocabulary: Arc<Vocabulary>,
+    matcher: Matcher,
+    phase: Phase,
+    /// What the grammar allows to begin with.
+    first: Arc<Mask>,
+}
+
+impl State {
+    /// The state before the first token.
+    pub(super) fn new(
+        vocabulary: Arc<Vocabulary>,
+        matcher: Matcher,
+        marker: Option<Arc<Marker>>,
+    ) -> Result<State, ConstraintError> {
+        let mut matcher = matcher.into_cancellable();
+        let first = grammar_mask(&mut matcher, &vocabulary)?;
+        let inside = State { vocabulary, matcher, phase: Phase::Inside, first };
+        inside.rehearse()?;
+        let phase = marker.map_or(Phase::Inside, |marker| Phase::Free { marker, matched: 0 });
+        Ok(State { phase, ..inside })
+    }
+
+    /// A copy that shares nothing that changes. The caches of the library's lexer are copied too: whether
+    /// one answer runs into a limit must not depend on what another has cached.
+    pub(super) fn fork(&self) -> State {
+        State {
+            vocabulary: Arc::clone(&self.vocabulary),
+            matcher: self.matcher.deep_clone(),
+            phase: self.phase.clone(),
+            first: Arc::clone(&self.first),
+        }
+    }
+
+    /// Ends the work on this state from outside.
+    pub(super) fn cancellation(&self) -> CancellationHandle {
+        self.matcher.cancellation_handle().unwrap_or_default()
+    }
+
+    /// Takes in tokens.
+    pub(super) fn accept(&mut self, tokens: &[u32]) -> Result<(), ConstraintError> {
+        tokens.iter().try_for_each(|&token| self.step(token))
+    }
+
+    /// What may come next.
+    pub(super) fn mask(&mut self) -> Result<Arc<Mask>, ConstraintError> {
+        match &self.phase {
+            Phase::Free { marker, matched } => Ok(Arc::clone(marker.mask(*matched))),
+            Phase::Blank { left: 0 } => Ok(Arc::clone(&self.first)),
+            Phase::Blank { .. } => {
+                let mut mask = Mask::clone(&self.first);
+                for &newline in &self.vocabulary.newlines {
+                    mask.set(newline, true);
+                }
+                Ok(Arc::new(mask))
+            }
+            Phase::Inside => grammar_mask(&mut self.matcher, &self.vocabulary),
+        }
+    }
+
+    /// Whether nothing can follow but the end.
+    pub(super) fn is_complete(&self) -> bool {
+        matches!(self.phase, Phase::Inside) && self.matcher.is_stopped()
+    }
+
+    /// Follows the grammar for some tokens, the first that may come each time: what is too complex to begin
+    /// with is refused rather than failed later.
+    fn rehearse(&self) -> Result<(), ConstraintError> {
+        let mut rehearsal = self.fork();
+        for _ in 0..REHEARSED_TOKENS {
+            let mask = match rehearsal.mask() {
+                Ok(mask) => mask,
+                Err(error @ ConstraintError::Failed { .. }) => return Err(error),
+                Err(_) => break,
+            };
+            let ends = &self.vocabulary.ends;
+            let Some(token) = mask.tokens().find(|token| !ends.contains(token)) else { break };
+            rehearsal.step(token)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, token: u32) -> Result<(), ConstraintError> {
+        let rejected = Err(ConstraintError::Rejected { token });
+        if let Phase::Free { marker, matched } = &mut self.phase {
+            if !marker.mask(*matched).allows(token) {
+                return rejected;
+            }
+            match marker.advance(*matched, self.vocabulary.bytes(token)) {
+                Progress::Awaited(bytes) => *matched = bytes,
+                Progress::Passed(rest) => {
+                    self.phase = Phase::Blank { left: NEWLINE_TOKENS - usize::from(rest > 0) };
+                }
+            }
+            return Ok(());
+        }
+        if let Phase::Blank { left } = &mut self.phase {
+            if !self.first.allows(token) {
+                if *left == 0 || !self.vocabulary.newlines.contains(&token) {
+                    return rejected;
+                }
+                *left -= 1;
+                return Ok(());
+            }
+            self.phase = Phase::Inside;
+        }
+        if self.matcher.is_stopped() {
+            // The end may be accepted again and again.
+            return if self.vocabulary.ends.contains(&token) { Ok(()) } else { rejected };
+        }
+        self.matcher.consume_token(token).map_err(|error| failure(&error.to_string()))
+    }
+}
+
+fn grammar_mask(
+    matcher: &mut Matcher,
+    vocabulary: &Vocabulary,
+) -> Result<Arc<Mask>, ConstraintError> {
+    let words = matcher.compute_mask_or_eos().map_err(|error| failure(&error.to_string()))?;
+    let mut mask = Mask::from_words(words.as_slice(), vocabulary.len());
+    // A grammar may name tokens by number, and with them rows that no token belongs to.
+    mask.retain(&vocabulary.known);
+    if mask.count() == 0 { Err(ConstraintError::Stuck) } else { Ok(Arc::new(mask)) }
+}
+
+fn failure(message: &str) -> ConstraintError {
+    if message.contains("NoExtension") {
+        return ConstraintError::Stuck;
+    }
+    ConstraintError::Failed { reason: one_line(message) }
+}

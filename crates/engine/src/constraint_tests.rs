@@ -1,0 +1,353 @@
+//! Masks against languages small enough to list, the stretch before a grammar, and grammars that are refused.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+/// GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
+fn letter(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    if printable(byte) {
+        return char::from(byte);
+    }
+    let rank = (0..byte).filter(|&byte| !printable(byte)).count() as u32;
+    char::from_u32(0x100 + rank).unwrap()
+}
+
+/// A tokenizer of these tokens and two control tokens, `<|end|>` and `<|tool|>`, after them.
+fn tokenizer(tokens: &[Vec<u8>]) -> Tokenizer {
+    let count = tokens.len();
+    let vocabulary: serde_json::Map<String, Value> = tokens
+        .iter()
+        .enumerate()
+        .map(|(id, bytes)| (bytes.iter().map(|&byte| letter(byte)).collect(), json!(id)))
+        .collect();
+    assert_eq!(vocabulary.len(), count, "tokens are distinct");
+    let added: Vec<Value> = ["<|end|>", "<|tool|>"]
+        .iter()
+        .enumerate()
+        .map(|(index, content)| {
+            json!({
+                "id": count + index, "content": content, "special": true, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false,
+            })
+        })
+        .collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+        "added_tokens": added, "pre_tokenizer": byte_level, "post_processor": null,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": vocabulary, "merges": [],
+        },
+    });
+    Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
+}
+
+struct Toy {
+    tokens: Vec<Vec<u8>>,
+    grammars: Grammars,
+}
+
+impl Toy {
+    /// Besides the tokens: `<|end|>`, `<|tool|>`, which ends an answer as well if `two_ends`, and three rows
+    /// that belong to no token.
+    fn new(tokens: impl IntoIterator<Item = Vec<u8>>, two_ends: bool) -> Toy {
+        let tokens: BTreeSet<Vec<u8>> = tokens.into_iter().collect();
+        let tokens: Vec<Vec<u8>> = tokens.into_iter().collect();
+        let count = tokens.len() as u32;
+        let ends = BTreeSet::from([count, count + u32::from(two_ends)]);
+        let grammars = Grammars::new(&tokenizer(&tokens), &ends, tokens.len() + 5).unwrap();
+        Toy { tokens, grammars }
+    }
+
+    fn of(tokens: &[&str]) -> Toy {
+        Toy::new(tokens.iter().map(|token| token.as_bytes().to_vec()), false)
+    }
+
+    fn id(&self, token: &str) -> u32 {
+        let names = self.tokens.iter().map(Vec::as_slice);
+        let names = names.chain([b"<|end|>".as_slice(), b"<|tool|>"]);
+        names.into_iter().position(|bytes| bytes == token.as_bytes()).unwrap() as u32
+    }
+}
+
+/// All ways to cut the words into short tokens are open; the mask says exactly which of them lead to a word.
+#[track_caller]
+fn check_language(grammar: &Grammar, words: &BTreeSet<String>, seed: u64) {
+    let mut seed = seed;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    let mut tokens: BTreeSet<Vec<u8>> =
+        words.iter().flat_map(|w| w.iter().map(|&b| vec![b])).collect();
+    for _ in 0..60 {
+        let word = words[random(words.len())];
+        let from = random(word.len());
+        let to = word.len().min(from + 1 + random(5));
+        tokens.insert(word[from..to].to_vec());
+        tokens.insert([&word[from..to], b"x"].concat()); // mostly wrong
+    }
+    tokens.insert(b"<|end|".to_vec());
+    tokens.insert(vec![0xFF]);
+    let toy = Toy::new(tokens, random(2) == 1);
+    let ends = &toy.grammars.shared.vocabulary.ends;
+    let compiled = toy.grammars.compile(grammar, None).unwrap();
+
+    for _ in 0..20 {
+        let mut constraint = compiled.clone();
+        let mut text: Vec<u8> = Vec::new();
+        loop {
+            let begins = |text: &[u8]| words.iter().any(|word| word.starts_with(text));
+            let mut want: BTreeSet<u32> = (0u32..)
+                .zip(&toy.tokens)
+                .filter(|(_, token)| begins(&[text.as_slice(), token].concat()))
+                .map(|(id, _)| id)
+                .collect();
+            if words.contains(&text.as_slice()) {
+                want.extend(ends);
+            }
+            let got: BTreeSet<u32> = constraint.mask().unwrap().tokens().collect();
+            assert_eq!(got, want, "after {:?}", String::from_utf8_lossy(&text));
+            assert_eq!(constraint.is_complete().unwrap(), want.iter().all(|id| ends.contains(id)));
+            let choices: Vec<u32> = want.into_iter().collect();
+            let token = choices[random(choices.len())];
+            constraint.accept(token);
+            if ends.contains(&token) {
+                assert!(constraint.is_complete().unwrap());
+                assert_eq!(constraint.mask().unwrap().tokens().collect::<Vec<_>>(), *ends);
+                break;
+            }
+            text.extend(&toy.tokens[token as usize]);
+        }
+    }
+}
+
+/// Every way to join one of each, in order.
+fn products(parts: &[&[&str]]) -> BTreeSet<String> {
+    parts.iter().fold(BTreeSet::from([String::new()]), |words, part| {
+        words.iter().flat_map(|word| part.iter().map(move |end| format!("{word}{end}"))).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn masks_of_a_regex_are_exact(seed: u64) {
+        let words = products(&[&["ab", "abc", "b", "bb", "bbb", "ü"], &["", "x", "yz"]]);
+        check_language(&Grammar::Regex("(ab|abc|b{1,3}|ü)(x|yz)?".to_owned()), &words, seed);
+    }
+
+    #[test]
+    fn masks_of_a_schema_are_exact(seed: u64) {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "k": {"enum": ["é世", "a\"b", 1, true, null]},
+                "n": {"type": "array", "items": {"type": "integer", "minimum": 8, "maximum": 11}, "maxItems": 2},
+            },
+            "required": ["k"],
+            "additionalProperties": false,
+        });
+        let numbers = ["8", "9", "10", "11"];
+        let mut lists = BTreeSet::from(["[]".to_owned()]);
+        lists.extend(products(&[&["["], &numbers, &["]"]]));
+        lists.extend(products(&[&["["], &numbers, &[",", ", "], &numbers, &["]"]]));
+        let lists: Vec<&str> = lists.iter().map(String::as_str).collect();
+        let constants = ["\"é世\"", "\"a\\\"b\"", "1", "true", "null"];
+        let (comma, colon) = ([",", ", "], [":", ": "]);
+        let mut words = products(&[&["{\"k\""], &colon, &constants, &["}"]]);
+        words.extend(products(&[
+            &["{\"k\""], &colon, &constants, &comma, &["\"n\""], &colon, &lists, &["}"],
+        ]));
+        check_language(&Grammar::JsonSchema(schema), &words, seed);
+    }
+
+    #[test]
+    fn masks_of_lark_are_exact(seed: u64) {
+        let lark = "start: greeting \" \" NAME ending?\ngreeting: \"hi\" | \"hello\"\n\
+            NAME: \"Bob\" | \"Ann\"  // (((\nending: \"!\" ~ 1..2 | %json {\"enum\": [1, \"a\"]}\n";
+        let words =
+            products(&[&["hi", "hello"], &[" "], &["Bob", "Ann"], &["", "!", "!!", "1", "\"a\""]]);
+        check_language(&Grammar::Lark(lark.to_owned()), &words, seed);
+    }
+}
+
+#[test]
+fn control_tokens_come_only_if_they_are_named() {
+    let toy = Toy::of(&["a", "<", "|", "tool", ">", "<|tool|", "end"]);
+    #[track_caller]
+    fn check(toy: &Toy, grammar: &str, begin: &[&str], want: &[&str]) {
+        let mut constraint =
+            toy.grammars.compile(&Grammar::Lark(grammar.to_owned()), None).unwrap();
+        begin.iter().for_each(|token| constraint.accept(toy.id(token)));
+        let want = Mask::of(toy.tokens.len() + 5, want.iter().map(|token| toy.id(token)));
+        assert_eq!(constraint.mask().unwrap(), &want);
+    }
+    check(&toy, "start: \"a\" <|tool|> \"a\"", &["a"], &["<|tool|>"]);
+    check(&toy, "start: \"a\" <|tool|> \"a\"", &["a", "<|tool|>"], &["a"]);
+    check(&toy, "start: \"a<|tool|>\"", &["a"], &["<", "<|tool|"]);
+    check(
+        &toy,
+        "start: /(.|\\n)*/",
+        &[],
+        &["a", "<", "|", "tool", ">", "<|tool|", "end", "<|end|>"],
+    );
+    // By number, whatever there is; the rows past the tokens are nothing.
+    let all = ["a", "<", "|", "tool", ">", "<|tool|", "end", "<|end|>", "<|tool|>"];
+    check(&toy, "start: <[*]>", &[], &all);
+}
+
+const FREE: [&str; 14] = [
+    "a",
+    "\n",
+    "\n\n",
+    "\n\n\n",
+    "</think>",
+    "</think>\n",
+    "</think>\n\n\n",
+    "</think>1",
+    "</",
+    "<",
+    "think>",
+    "think>1",
+    ">\n\n",
+    "1",
+];
+
+/// With `[0-9]` after `</think>`: what may follow these tokens, of [`FREE`] and `<|end|>`.
+#[track_caller]
+fn check_after(tokens: &[&str], forbidden: &[&str]) {
+    let toy = Toy::of(&FREE);
+    let grammar = Grammar::Regex("[0-9]".to_owned());
+    let mut constraint = toy.grammars.compile(&grammar, Some("</think>")).unwrap();
+    tokens.iter().for_each(|token| constraint.accept(toy.id(token)));
+    let mask = constraint.mask().unwrap();
+    let got: BTreeSet<&str> =
+        FREE.into_iter().chain(["<|end|>"]).filter(|token| !mask.allows(toy.id(token))).collect();
+    assert_eq!(got, forbidden.iter().copied().collect());
+}
+
+#[test]
+fn all_is_free_until_the_marker() {
+    let never = ["<|end|>", "</think>1", "</think>\n\n\n"];
+    let all_but = |allowed: &[&'static str]| -> Vec<&str> {
+        FREE.into_iter().chain(["<|end|>"]).filter(|token| !allowed.contains(token)).collect()
+    };
+    check_after(&[], &never);
+    check_after(&["a", "1", "think>", "<"], &never);
+    // The marker in several tokens: one that completes it may hold no more than newlines.
+    check_after(&["</"], &[never.as_slice(), &["think>1"]].concat());
+    check_after(&["</", "</"], &[never.as_slice(), &["think>1"]].concat());
+    check_after(&["</", "a"], &never);
+    // After it, two newline tokens or the grammar.
+    check_after(&["</think>"], &all_but(&["1", "\n", "\n\n"]));
+    check_after(&["</", "think>"], &all_but(&["1", "\n", "\n\n"]));
+    check_after(&["a", "</think>", "\n"], &all_but(&["1", "\n", "\n\n"]));
+    check_after(&["</think>\n"], &all_but(&["1", "\n", "\n\n"]));
+    check_after(&["</think>\n", "\n\n"], &all_but(&["1"]));
+    check_after(&["</think>", "\n\n", "\n"], &all_but(&["1"]));
+    check_after(&["</think>", "1"], &all_but(&["<|end|>"]));
+    check_after(&["</think>", "\n", "1"], &all_but(&["<|end|>"]));
+}
+
+#[test]
+fn newlines_that_the_grammar_wants_are_its_own() {
+    let toy = Toy::of(&["</think>", "\n", "1"]);
+    let grammar = Grammar::Regex("\\n1".to_owned());
+    let mut constraint = toy.grammars.compile(&grammar, Some("</think>")).unwrap();
+    constraint.accept(toy.id("</think>"));
+    constraint.accept(toy.id("\n"));
+    assert_eq!(constraint.mask().unwrap().tokens().collect::<Vec<_>>(), [toy.id("1")]);
+}
+
+proptest! {
+    /// The marker is found wherever it is cut, as a search in the whole text finds it.
+    #[test]
+    fn a_marker_is_found_however_the_text_is_cut(
+        text in "[ab]{0,12}",
+        marker in "[ab]{1,4}",
+        cuts in prop::collection::vec(1..4usize, 12),
+    ) {
+        let toy = Toy::of(&["a", "b"]);
+        let pattern = marker;
+        let marker = Marker::new(&pattern, &toy.grammars.shared.vocabulary).unwrap();
+        let (mut matched, mut at, mut found) = (0, 0, None);
+        for cut in cuts {
+            let end = text.len().min(at + cut);
+            match marker.advance(matched, &text.as_bytes()[at..end]) {
+                marker::Progress::Awaited(bytes) => matched = bytes,
+                marker::Progress::Passed(rest) => {
+                    found = Some(end - rest);
+                    break;
+                }
+            }
+            at = end;
+        }
+        let text = &text[..found.unwrap_or(at)];
+        let want = text.find(&pattern).map(|start| start + pattern.len());
+        prop_assert_eq!(found, want);
+    }
+}
+
+#[test]
+fn a_forbidden_token_fails_its_own_answer_for_good() {
+    let toy = Toy::of(&["a", "b"]);
+    let fresh = toy.grammars.compile(&Grammar::Regex("a{1,5}".to_owned()), None).unwrap();
+    let mut right = fresh.clone();
+    let mut wrong = fresh.clone();
+    right.accept(toy.id("a"));
+    wrong.accept(toy.id("b"));
+    wrong.accept(toy.id("a"));
+    for _ in 0..2 {
+        let error = wrong.mask().unwrap_err();
+        assert!(matches!(error, ConstraintError::Failed { .. }), "{error}");
+        assert_eq!(wrong.clone().mask().unwrap_err(), error);
+    }
+    assert!(right.mask().unwrap().allows(toy.id("<|end|>")));
+    assert!(!fresh.clone().mask().unwrap().allows(toy.id("<|end|>")));
+    let past = {
+        let mut constraint = toy.grammars.compile(&Grammar::Regex("a".to_owned()), None).unwrap();
+        constraint.accept(toy.id("a"));
+        constraint.accept(toy.id("a"));
+        constraint.mask().unwrap_err()
+    };
+    assert_eq!(past, ConstraintError::Rejected { token: toy.id("a") });
+}
+
+#[test]
+fn bytes_without_a_token_are_an_error() {
+    let toy = Toy::of(&["a"]);
+    let grammar = Grammar::Regex("ab".to_owned());
+    let mut constraint = toy.grammars.compile(&grammar, None).unwrap();
+    constraint.accept(toy.id("a"));
+    assert_eq!(constraint.mask().unwrap_err(), ConstraintError::Stuck);
+    let error = toy.grammars.compile(&Grammar::Regex("b".to_owned()), None).unwrap_err();
+    assert!(matches!(error, GrammarError::Invalid { .. }), "{error}");
+}
+
+#[test]
+fn a_model_without_an_end_cannot_be_constrained() {
+    let tokenizer = tokenizer(&[b"a".to_vec()]);
+    for ends in [BTreeSet::new(), BTreeSet::from([3])] {
+        let error = Grammars::new(&tokenizer, &ends, 3).unwrap_err();
+        assert!(matches!(error, GrammarError::Vocabulary { .. }), "{error}");
+    }
+}
+
+#[test]
+fn grammars_are_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    fn sent<T: Send>() {}
+    shared::<Grammars>();
+    sent::<Constraint>();
+}

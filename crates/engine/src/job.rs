@@ -1,0 +1,150 @@
+//! A request inside the engine: what of it outlives its sequence, and the part that runs.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use compute::memory::BLOCK;
+use state::{Sequence, Worth, common_prefix};
+
+use crate::sampler::{SamplingParams, TokenCounts};
+use crate::{Constraint, Request, RequestId, Usage};
+
+/// Hints of a request that are used: each ends a chunk early.
+const MOST_HINTS: usize = 4;
+
+/// Places where a prompt stops for a checkpoint.
+const MOST_STOPS: usize = 16;
+
+/// A request, whether or not it has a sequence now.
+pub(crate) struct Job {
+    pub(crate) id: RequestId,
+    /// Age in the queue: who has the least goes first and is the last to be preempted.
+    pub(crate) order: u64,
+    /// The prompt and what was generated.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    pub(crate) max_tokens: usize,
+    pub(crate) stop_tokens: BTreeSet<u32>,
+    pub(crate) sampling: SamplingParams,
+    pub(crate) counts: TokenCounts,
+    /// What the answer must look like; it has seen what was generated.
+    pub(crate) constraint: Option<Constraint>,
+    /// Lengths worth a checkpoint, ascending.
+    pub(crate) hints: Vec<usize>,
+    pub(crate) usage: Usage,
+    pub(crate) submitted: Instant,
+    pub(crate) was_admitted: bool,
+    pub(crate) is_paused: bool,
+    pub(crate) hold: Option<Hold>,
+}
+
+/// Why a request waits although there may be room: another is reading what both begin with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) on: RequestId,
+    /// Tokens that the other must have read.
+    pub(crate) until: usize,
+}
+
+impl Job {
+    pub(crate) fn new(number: u64, request: Request) -> Job {
+        let Request { prompt, max_tokens, stop_tokens, sampling, checkpoints, constraint } =
+            request;
+        let prompt_len = prompt.len();
+        let sensible = checkpoints.into_iter().filter(|&len| len >= BLOCK && len < prompt_len);
+        let mut hints: Vec<usize> = sensible.collect::<BTreeSet<usize>>().into_iter().collect();
+        hints.drain(..hints.len().saturating_sub(MOST_HINTS));
+        let mut counts = TokenCounts::new();
+        counts.push_prompt(&prompt);
+        Job {
+            id: RequestId(number),
+            order: number,
+            tokens: prompt,
+            prompt_len,
+            max_tokens,
+            stop_tokens,
+            sampling,
+            counts,
+            constraint,
+            hints,
+            usage: Usage { prompt_tokens: prompt_len, ..Usage::default() },
+            submitted: Instant::now(),
+            was_admitted: false,
+            is_paused: false,
+            hold: None,
+        }
+    }
+
+    /// Tokens of the answer so far.
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Tokens that a cached sequence may hold: one at least must run, for its logits.
+    pub(crate) fn most_cached(&self) -> usize {
+        self.tokens.len() - 1
+    }
+
+    pub(crate) fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.counts.push(token);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token);
+        }
+        self.usage.completion_tokens = self.generated();
+    }
+}
+
+/// A request with a sequence.
+pub(crate) struct Active {
+    pub(crate) job: Job,
+    pub(crate) sequence: Sequence,
+    /// Tokens that its sequence began with.
+    pub(crate) cached: usize,
+    /// Lengths at which to take a checkpoint, ascending, all ahead.
+    pub(crate) stops: Vec<(usize, Worth)>,
+    /// Rows it has in the step that is being made.
+    pub(crate) rows: usize,
+}
+
+impl Active {
+    /// Tokens that are not in the sequence yet.
+    pub(crate) fn left(&self) -> usize {
+        self.job.tokens.len() - self.sequence.len()
+    }
+
+    /// Whether more than the next token is to be taken in.
+    pub(crate) fn is_prefilling(&self) -> bool {
+        self.left() > 1
+    }
+
+    /// The tokens that are in the sequence.
+    pub(crate) fn held(&self) -> &[u32] {
+        &self.job.tokens[..self.sequence.len()]
+    }
+
+    /// How much of `tokens` a fork of its sequence would hold, `most` at most.
+    pub(crate) fn reach(&self, tokens: &[u32], most: usize) -> usize {
+        let len = common_prefix(self.held(), tokens).min(most);
+        if self.sequence.check_truncate(len).is_ok() { len } else { 0 }
+    }
+
+    /// Adds a place for a checkpoint, if it is still ahead.
+    pub(crate) fn stop_at(&mut self, len: usize, worth: Worth) {
+        if len <= self.sequence.len() || len > self.job.tokens.len() {
+            return;
+        }
+        match self.stops.binary_search_by_key(&len, |stop| stop.0) {
+            Ok(index) => self.stops[index].1 = self.stops[index].1.max(worth),
+            Err(index) if self.stops.len() < MOST_STOPS => self.stops.insert(index, (len, worth)),
+            Err(_) => {}
+        }
+    }
+
+    /// Lets go of the places it has passed; what a checkpoint here would be worth, if it is one of them.
+    pub(crate) fn passed_stops(&mut self) -> Option<Worth> {
+        let len = self.sequence.len();
+        let passed = self.stops.partition_point(|stop| stop.0 <= len);
+        self.stops.drain(..passed).find(|stop| stop.0 == len).map(|stop| stop.1)
+    }
+}

@@ -1,0 +1,97 @@
+//! What an engine is asked, and what it tells: requests, events, and what a request took.
+
+use std::collections::BTreeSet;
+
+use crate::sampler::{Sampled, SamplingParams};
+use crate::{Constraint, Error};
+
+/// What is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Tokens before the answer.
+    pub prompt: Vec<u32>,
+    /// The longest answer.
+    pub max_tokens: usize,
+    /// Tokens that end it; they are not part of it.
+    pub stop_tokens: BTreeSet<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Lengths of the prompt that later prompts are likely to begin with, such as the end of the last user
+    /// turn. Only hints: the last few that make sense are used, by models that cannot be rewound.
+    pub checkpoints: Vec<usize>,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
+}
+
+/// Names a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// What happened in a step.
+#[derive(Debug)]
+pub enum Event {
+    /// A prompt advanced. After a preemption it does so again, with what was generated as part of it.
+    Prefill {
+        /// Whose.
+        id: RequestId,
+        /// Tokens of it that are in.
+        done: usize,
+        /// All its tokens.
+        total: usize,
+        /// Tokens that were taken from the prefix cache.
+        cached: usize,
+    },
+    /// A token of an answer.
+    Token {
+        /// Whose.
+        id: RequestId,
+        /// The token, and its probabilities if they were asked for.
+        sampled: Sampled,
+    },
+    /// An answer is complete.
+    Finished {
+        /// Whose.
+        id: RequestId,
+        /// Why it ended.
+        reason: FinishReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// A request cannot go on; the others do.
+    Failed {
+        /// Whose.
+        id: RequestId,
+        /// Why.
+        error: Error,
+    },
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token came.
+    Stop,
+    /// It reached its longest length, or the context is full.
+    Length,
+    /// Somebody called [`Engine::cancel`](crate::Engine::cancel).
+    Cancelled,
+}
+
+/// What a request took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that were taken from the prefix cache when the request was first admitted.
+    pub cached_tokens: usize,
+    /// Tokens of the answer.
+    pub completion_tokens: usize,
+    /// Time until it was first admitted.
+    pub queue_seconds: f64,
+    /// Time until its first token was there, waiting included; `None` without one.
+    pub first_token_seconds: Option<f64>,
+    /// Time in steps that took in the prompt, or took it in again.
+    pub prefill_seconds: f64,
+    /// Time in steps that decoded.
+    pub decode_seconds: f64,
+}

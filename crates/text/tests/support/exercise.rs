@@ -1,0 +1,120 @@
+//! One answer through a tool parser, whole and in pieces, with everything that must hold of any text.
+//!
+//! Shared by the ordinary tests and by the fuzz target.
+
+use serde_json::{Value, json};
+use text::tools::{Tool, ToolEvent, ToolFormat, ToolParser};
+
+/// Tools with arguments of every type.
+pub fn tools() -> Vec<Tool> {
+    let weather = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "metric": {"type": "boolean"},
+            "where": {"type": "object"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "note": {"type": ["string", "null"]},
+            "any": {},
+        },
+        "required": ["city"],
+    });
+    let tool = |name: &str, parameters: Value| Tool {
+        name: name.to_owned(),
+        description: None,
+        parameters,
+    };
+    vec![tool("weather", weather), tool("now", json!({}))]
+}
+
+/// Parses `text` cut at these bytes.
+pub fn parse(format: ToolFormat, tools: &[Tool], text: &str, cuts: &[usize]) -> Vec<ToolEvent> {
+    let mut cuts: Vec<usize> = cuts
+        .iter()
+        .copied()
+        .filter(|&cut| cut <= text.len() && text.is_char_boundary(cut))
+        .collect();
+    cuts.extend([0, text.len()]);
+    cuts.sort_unstable();
+    let mut parser = ToolParser::new(format, tools);
+    let mut events: Vec<ToolEvent> =
+        cuts.windows(2).flat_map(|pair| parser.push(&text[pair[0]..pair[1]])).collect();
+    events.extend(parser.finish());
+    merge(events)
+}
+
+/// Joins neighbours of a kind.
+pub fn merge(events: Vec<ToolEvent>) -> Vec<ToolEvent> {
+    let mut merged: Vec<ToolEvent> = Vec::new();
+    for event in events {
+        match (merged.last_mut(), &event) {
+            (Some(ToolEvent::Text(before)), ToolEvent::Text(text)) => before.push_str(text),
+            (Some(ToolEvent::Reasoning(before)), ToolEvent::Reasoning(text)) => {
+                before.push_str(text);
+            }
+            (
+                Some(ToolEvent::Arguments { json: before, index: one }),
+                ToolEvent::Arguments { json, index: other },
+            ) if one == other => before.push_str(json),
+            _ => merged.push(event),
+        }
+    }
+    merged
+}
+
+/// What must hold of the events of any text: whole calls in order, arguments that are objects, nothing lost.
+pub fn check_events(format: ToolFormat, text: &str, events: &[ToolEvent]) {
+    let mut open: Option<(usize, String)> = None;
+    let mut count = 0;
+    let mut words = String::new();
+    for event in events {
+        match event {
+            ToolEvent::Text(text) => {
+                assert!(open.is_none(), "words inside a call: {events:?}");
+                words.push_str(text);
+            }
+            ToolEvent::Reasoning(_) => {
+                assert!(open.is_none(), "thinking inside a call: {events:?}");
+            }
+            ToolEvent::Begin { index, name, .. } => {
+                assert!(open.is_none() && *index == count, "calls out of order: {events:?}");
+                assert!(
+                    tools().iter().any(|tool| tool.name == *name),
+                    "an unknown tool: {events:?}"
+                );
+                open = Some((*index, String::new()));
+            }
+            ToolEvent::Arguments { index, json } => {
+                let (current, arguments) = open.as_mut().expect("arguments of an open call");
+                assert_eq!(current, index);
+                arguments.push_str(json);
+            }
+            ToolEvent::End { index } => {
+                let (current, arguments) = open.take().expect("the end of an open call");
+                assert_eq!(current, *index);
+                let value: Value = serde_json::from_str(&arguments)
+                    .unwrap_or_else(|error| panic!("{error}: {arguments}"));
+                assert!(value.is_object(), "{arguments}");
+                count += 1;
+            }
+        }
+    }
+    assert!(open.is_none(), "a call without an end: {events:?}");
+    if count == 0 && format != ToolFormat::Harmony {
+        assert_eq!(words, text, "words were lost");
+    }
+}
+
+/// Any bytes: the first chooses the format, the second how the rest is cut.
+pub fn answer(input: &[u8]) {
+    let [format, step, rest @ ..] = input else { return };
+    let format = ToolFormat::ALL[usize::from(*format) % ToolFormat::ALL.len()];
+    let text = String::from_utf8_lossy(rest);
+    let tools = tools();
+    let whole = parse(format, &tools, &text, &[]);
+    check_events(format, &text, &whole);
+    let step = 1 + usize::from(*step) % 16;
+    let cuts: Vec<usize> = (0..text.len()).step_by(step).collect();
+    assert_eq!(parse(format, &tools, &text, &cuts), whole, "cut every {step} bytes: {text:?}");
+}

@@ -1,0 +1,170 @@
+//! A call as a model's own chat template writes it, read back: the template is the reference of its format.
+//!
+//! Pebble's template always; published ones from the folder `MILLSTREAM_TEST_TEMPLATES`, filled by
+//! `support/fetch_templates.py`, without which a test prints a line beginning `skipped:`.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use text::tools::{Tool, ToolEvent, ToolFormat, ToolParser};
+use text::{ChatRequest, ChatTemplate, ReasoningMarkers, TemplateFiles};
+
+/// Formats of published templates: what must be found in each.
+const EXPECTED: [(&str, ToolFormat); 36] = [
+    ("deepseek_v3", ToolFormat::DeepSeek),
+    ("gh-Bielik-11B-v3.0-Instruct", ToolFormat::Hermes),
+    ("gh-GLM-4.6", ToolFormat::Glm),
+    ("gh-GLM-4.7-Flash", ToolFormat::Glm),
+    ("gh-LFM2.5-8B-A1B", ToolFormat::Pythonic),
+    ("gh-MiMo-VL", ToolFormat::Hermes),
+    ("gh-MiniMax-M2", ToolFormat::MiniMax),
+    ("gh-Mistral-Small-3.2-24B-Instruct-2506", ToolFormat::Mistral),
+    ("gh-NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", ToolFormat::QwenXml),
+    ("gh-NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", ToolFormat::Hermes),
+    ("gh-NousResearch-Hermes-3-Llama-3.1-8B-tool_use", ToolFormat::Hermes),
+    ("gh-Qwen-QwQ-32B", ToolFormat::Hermes),
+    ("gh-Qwen-Qwen2.5-7B-Instruct", ToolFormat::Hermes),
+    ("gh-Qwen-Qwen3-0.6B", ToolFormat::Hermes),
+    ("gh-Qwen3-Coder", ToolFormat::QwenXml),
+    ("gh-Qwen3.5-4B", ToolFormat::QwenXml),
+    ("gh-StepFun3.5-Flash", ToolFormat::QwenXml),
+    ("gh-deepseek-ai-DeepSeek-R1-Distill-Llama-8B", ToolFormat::DeepSeek),
+    ("gh-deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", ToolFormat::DeepSeek),
+    ("gh-deepseek-ai-DeepSeek-V3.1", ToolFormat::DeepSeek),
+    ("gh-deepseek-ai-DeepSeek-V3.2", ToolFormat::DeepSeekXml),
+    ("gh-deepseek-ai-DeepSeek-V4", ToolFormat::DeepSeekXml),
+    ("gh-google-gemma-4-31B-it", ToolFormat::Gemma4),
+    ("gh-google-gemma-4-31B-it-interleaved", ToolFormat::Gemma4),
+    ("gh-ibm-granite-granite-4.0", ToolFormat::Hermes),
+    ("gh-meta-llama-Llama-3.1-8B-Instruct", ToolFormat::Llama3),
+    ("gh-meta-llama-Llama-3.2-3B-Instruct", ToolFormat::Llama3),
+    ("gh-meta-llama-Llama-3.3-70B-Instruct", ToolFormat::Llama3),
+    ("gh-mistralai-Ministral-3-14B-Reasoning-2512", ToolFormat::Mistral),
+    ("gh-moonshotai-Kimi-K2", ToolFormat::Kimi),
+    ("gh-openai-gpt-oss-120b", ToolFormat::Harmony),
+    ("gh-poolside-Laguna-S-2.1", ToolFormat::Glm),
+    ("gh-unsloth-mistral-Devstral-Small-2507", ToolFormat::Mistral),
+    ("mistral_nemo", ToolFormat::Mistral),
+    ("qwen2_5", ToolFormat::Hermes),
+    ("qwen3", ToolFormat::Hermes),
+];
+
+fn weather() -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "Where"},
+            "days": {"type": "integer", "description": "How long"},
+            "tags": {"type": "array", "items": {"type": "string"}, "description": "What"},
+            "metric": {"type": "boolean", "description": "How"},
+        },
+        "required": ["city"],
+    });
+    json!({"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": parameters}})
+}
+
+/// The part of a conversation that the model would have written.
+fn answer(template: &ChatTemplate, arguments: &Value) -> Result<String, text::Error> {
+    let user = json!({"role": "user", "content": "How is the weather?"});
+    let call = json!({"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": arguments}});
+    let assistant = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    let mut request = ChatRequest::new([user.clone()]);
+    request.tools = vec![weather()];
+    let prompt = template.render(&request)?;
+    request.messages.push(assistant);
+    request.add_generation_prompt = false;
+    let whole = template.render(&request)?;
+    let same =
+        whole.chars().zip(prompt.chars()).take_while(|(ours, theirs)| ours == theirs).count();
+    let common: String = whole.chars().take(same).collect();
+    // Two markers may begin alike: the answer begins with the whole of its own.
+    let start = common.rfind('<').filter(|&at| !common[at..].contains('>')).unwrap_or(common.len());
+    Ok(whole[start..].to_owned())
+}
+
+fn calls(format: ToolFormat, text: &str) -> Vec<(String, Value)> {
+    let tools = [Tool::from_json(&weather()).expect("a tool")];
+    let mut parser = ToolParser::new(format, &tools);
+    let mut calls: Vec<(String, String)> = Vec::new();
+    let events = text.split_inclusive(' ').flat_map(|piece| parser.push(piece)).collect::<Vec<_>>();
+    for event in events.into_iter().chain(parser.finish()) {
+        match event {
+            ToolEvent::Begin { name, .. } => calls.push((name, String::new())),
+            ToolEvent::Arguments { json, .. } => {
+                calls.last_mut().expect("a call").1.push_str(&json);
+            }
+            _ => {}
+        }
+    }
+    calls
+        .into_iter()
+        .map(|(name, json)| (name, serde_json::from_str(&json).expect("JSON")))
+        .collect()
+}
+
+fn source(files: &TemplateFiles) -> String {
+    files.default.clone() + files.tool_use.as_deref().unwrap_or_default()
+}
+
+fn folder_files(folder: &Path) -> Option<TemplateFiles> {
+    TemplateFiles::find(|file| std::fs::read(folder.join(file)).ok()).expect("readable files")
+}
+
+/// The format that was found, and what is wrong with the way back.
+fn round_trip(files: &TemplateFiles) -> (Option<ToolFormat>, Option<String>) {
+    let Some(format) = ToolFormat::detect(&source(files), "") else { return (None, None) };
+    let Ok(template) = ChatTemplate::from_files(files) else {
+        return (Some(format), Some("does not compile".to_owned()));
+    };
+    for arguments in [
+        json!({"city": "São Paulo", "days": 2}),
+        json!({"city": "a \"b\"\n<c> {d}", "tags": ["x", "y, z"], "metric": true}),
+        json!({"city": "Oslo"}),
+    ] {
+        let text = match answer(&template, &arguments) {
+            Ok(text) => text,
+            Err(error) => return (Some(format), Some(error.to_string())),
+        };
+        let found = calls(format, &text);
+        if found != [("weather".to_owned(), arguments.clone())] {
+            return (Some(format), Some(format!("{text:?} gives {found:?}")));
+        }
+    }
+    (Some(format), None)
+}
+
+#[test]
+fn pebble_reads_its_own_calls() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/pebble");
+    let files = folder_files(&folder).expect("a template");
+    assert_eq!(round_trip(&files), (Some(ToolFormat::QwenXml), None));
+    assert_eq!(ReasoningMarkers::detect(&source(&files)).unwrap().close, "</think>");
+}
+
+#[test]
+fn published_templates_are_read_back() {
+    let Some(folder) = std::env::var_os("MILLSTREAM_TEST_TEMPLATES").map(PathBuf::from) else {
+        println!("skipped: MILLSTREAM_TEST_TEMPLATES is not set");
+        return;
+    };
+    let mut folders: Vec<PathBuf> =
+        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    let mut wrong = Vec::new();
+    for folder in folders {
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let Some(files) = folder_files(&folder) else { continue };
+        let (format, problem) = round_trip(&files);
+        println!(
+            "{name}: {} {}",
+            format.map_or("none", ToolFormat::name),
+            problem.as_deref().unwrap_or("ok")
+        );
+        let expected =
+            EXPECTED.iter().find(|(expected, _)| *expected == name).map(|(_, format)| *format);
+        if expected.is_some() && (format != expected || problem.is_some()) {
+            wrong.push(format!("{name}: {format:?} {problem:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
