@@ -1,0 +1,73 @@
+// Whether the server is there: asks /health and says how things stand.
+//
+// States: connecting, loading (the model is being read), locked (a key is needed), gone, ready. It asks often while
+// something is wrong and seldom while all is well, and not at all in a hidden tab.
+
+import { request, requestJson } from './api.js';
+
+const READY_INTERVAL_MS = 20_000;
+const LOADING_INTERVAL_MS = 1_000;
+const GONE_INTERVALS_MS = [1_000, 2_000, 4_000, 8_000, 15_000];
+
+/** Watches the server and tells `changed(connection)` about every change of state. */
+export class Connection {
+  constructor(changed) {
+    this.changed = changed;
+    this.state = 'connecting';
+    this.model = null;
+    this.contextLength = null;
+    this.health = null;
+    this.retryAt = 0;
+    this.failures = 0;
+    this.timer = 0;
+    this.checking = null;
+    document.addEventListener('visibilitychange', () => {
+      if (document.hidden) clearTimeout(this.timer);
+      else this.check();
+    });
+  }
+
+  /** Asks now; several calls at once ask once. */
+  check() {
+    this.checking ??= this.ask().finally(() => {
+      this.checking = null;
+    });
+    return this.checking;
+  }
+
+  async ask() {
+    clearTimeout(this.timer);
+    try {
+      const response = await request('health', { accept: [503] });
+      const health = await response.json().catch(() => ({}));
+      this.health = health;
+      this.failures = 0;
+      if (health.status === 'loading') return this.become('loading', LOADING_INTERVAL_MS);
+      if (!response.ok) return this.fail();
+      if (this.state !== 'ready' || !this.model) {
+        const models = await requestJson('v1/models');
+        const first = models.data?.[0] ?? {};
+        this.model = typeof first.id === 'string' ? first.id : String(health.model ?? 'model');
+        this.contextLength = Number.isFinite(first.context_length) ? first.context_length : null;
+      }
+      return this.become('ready', READY_INTERVAL_MS);
+    } catch (error) {
+      if (error.status === 401) return this.become('locked', 0);
+      return this.fail();
+    }
+  }
+
+  fail() {
+    const wait = GONE_INTERVALS_MS[Math.min(this.failures, GONE_INTERVALS_MS.length - 1)];
+    this.failures += 1;
+    this.become('gone', wait);
+  }
+
+  become(state, wait) {
+    const before = this.state;
+    this.state = state;
+    this.retryAt = wait ? Date.now() + wait : 0;
+    if (wait && !document.hidden) this.timer = setTimeout(() => this.check(), wait);
+    if (before !== state || state === 'gone' || state === 'loading') this.changed(this);
+  }
+}

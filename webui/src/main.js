@@ -1,0 +1,309 @@
+// The page: puts the parts together, and knows the keyboard.
+
+import { setApiKey } from './api.js';
+import { Chat } from './chat.js';
+import { Connection } from './connection.js';
+import { askKey, openSettings, openShortcuts } from './dialogs.js';
+import { byId, icon } from './dom.js';
+import { Library } from './library.js';
+import { LiveStream } from './live.js';
+import { banner, toast } from './notices.js';
+import { Panel } from './panel.js';
+import { loadSettings, saveSettings } from './settings.js';
+import { Sidebar } from './sidebar.js';
+
+const PANEL_BESIDE = matchMedia('(min-width: 1180px)');
+const SIDEBAR_BESIDE = matchMedia('(min-width: 820px)');
+const DARK = matchMedia('(prefers-color-scheme: dark)');
+
+class Page {
+  constructor() {
+    this.settings = loadSettings();
+    this.connection = new Connection(() => this.showConnection());
+    this.library = new Library((id) => this.otherTab(id), (text) => this.storeFailed(text));
+    this.chat = new Chat({
+      library: this.library,
+      settings: this.settings,
+      connection: this.connection,
+      opened: (conversation) => this.opened(conversation),
+      changed: () => this.sidebar.render(),
+      openSettings: () => this.openSettings(),
+    });
+    this.sidebar = new Sidebar({
+      library: this.library,
+      open: (id) => this.open(id),
+      current: () => this.chat.conversation?.id ?? null,
+      busy: (id) => this.chat.generations.has(id),
+      removed: (id) => this.removed(id),
+      renamed: (conversation) => this.opened(conversation),
+    });
+    this.panel = new Panel(byId('panel-body'), byId('live-state'));
+    this.live = new LiveStream({
+      hello: (value) => this.panel.setHello(value),
+      beat: (value) => this.panel.beat(value),
+      state: (state) => this.panel.setState(state),
+    });
+    this.panelOpen = false;
+    this.sidebarOpen = false;
+  }
+
+  async start() {
+    this.wire();
+    this.applyTheme();
+    this.showPanel(this.settings.panel ?? PANEL_BESIDE.matches);
+    if (!PANEL_BESIDE.matches) this.showPanel(false);
+    this.showSidebar(false);
+    this.connection.check();
+    const persistent = await this.library.open();
+    if (!persistent) toast('This browser keeps nothing for this page, so conversations last as long as the tab.', { lasting: true });
+    this.fromAddress();
+    document.documentElement.dataset.ready = 'true';
+  }
+
+  wire() {
+    const click = (id, name, work) => {
+      const button = byId(id);
+      if (name) button.prepend(icon(name));
+      if (button.hasAttribute('aria-label')) button.title = button.getAttribute('aria-label');
+      button.addEventListener('click', work);
+    };
+    click('new-chat', 'plus', () => this.newChat());
+    click('sidebar-open', 'menu', () => this.showSidebar(true));
+    click('sidebar-close', 'close', () => this.showSidebar(false));
+    click('import', 'upload', () => byId('import-file').click());
+    click('export', 'download', () => this.sidebar.exportAll());
+    click('shortcuts-open', 'keyboard', () => openShortcuts(this.settings));
+    click('theme', null, () => this.nextTheme());
+    click('settings-open', 'sliders', () => this.openSettings());
+    click('panel-toggle', 'pulse', () => this.togglePanel());
+    click('panel-close', 'close', () => {
+      this.togglePanel();
+      byId('panel-toggle').focus();
+    });
+    click('scrim', null, () => this.closeDrawers());
+    click('jump', 'down', () => {});
+    click('send', 'send', () => {});
+    click('stop', 'stop', () => {});
+    click('grid-close', 'close', () => byId('grid-dialog').close());
+    const file = byId('import-file');
+    file.addEventListener('change', async () => {
+      if (file.files[0]) await this.sidebar.importFile(file.files[0]);
+      file.value = '';
+    });
+    for (const dialog of document.querySelectorAll('dialog')) {
+      if (dialog.id !== 'key') dialog.addEventListener('click', (event) => event.target === dialog && dialog.close());
+    }
+    DARK.addEventListener('change', () => this.restyle());
+    PANEL_BESIDE.addEventListener('change', () => this.showPanel(PANEL_BESIDE.matches && (this.settings.panel ?? true)));
+    SIDEBAR_BESIDE.addEventListener('change', () => this.showSidebar(false));
+    addEventListener('hashchange', () => this.fromAddress());
+    addEventListener('keydown', (event) => this.key(event));
+    addEventListener('beforeunload', (event) => {
+      if (this.chat.generations.size) event.preventDefault();
+    });
+  }
+
+  fromAddress() {
+    const id = location.hash.startsWith('#c=') ? location.hash.slice(3) : null;
+    if ((this.chat.conversation?.id ?? null) === id && document.documentElement.dataset.ready) return;
+    this.chat.open(id ? this.library.get(id) : null, SIDEBAR_BESIDE.matches);
+  }
+
+  open(id) {
+    const conversation = this.library.get(id);
+    if (!conversation) return;
+    this.chat.open(conversation, SIDEBAR_BESIDE.matches);
+    this.showSidebar(false);
+  }
+
+  opened(conversation) {
+    const current = this.chat.conversation;
+    if (conversation && current && conversation.id !== current.id) return;
+    const title = current?.title || 'New chat';
+    byId('title').textContent = title;
+    document.title = current ? `${title} · Millstream` : 'Millstream';
+    const hash = current ? `#c=${current.id}` : '';
+    if (location.hash !== hash) history.pushState(null, '', hash || location.pathname + location.search);
+    this.sidebar?.render();
+  }
+
+  newChat() {
+    this.chat.open(null);
+    this.showSidebar(false);
+  }
+
+  removed(id) {
+    this.chat.generations.get(id)?.stop();
+    if (this.chat.conversation?.id === id) this.chat.open(null, false);
+  }
+
+  neighbour(step) {
+    const list = this.library.list();
+    if (!list.length) return;
+    const at = list.findIndex((conversation) => conversation.id === this.chat.conversation?.id);
+    const next = at < 0 ? list[step > 0 ? 0 : list.length - 1] : list[at + step];
+    if (next) this.chat.open(next);
+  }
+
+  openSettings() {
+    openSettings(this.settings, this.chat.conversation, () => {
+      if (this.chat.conversation) this.library.save(this.chat.conversation);
+      toast('Settings saved.');
+    });
+  }
+
+  otherTab(id) {
+    if (this.chat.conversation?.id === id && !this.chat.generations.has(id)) {
+      const fresh = this.library.get(id);
+      if (fresh) {
+        this.chat.conversation = fresh;
+        this.chat.render();
+      } else this.chat.open(null, false);
+    }
+    this.sidebar.render();
+  }
+
+  storeFailed(text) {
+    this.closeStoreToast?.();
+    this.closeStoreToast = toast(text, { lasting: true, action: 'Export all', onaction: () => this.sidebar.exportAll() });
+  }
+
+  // ---- how the server stands ----
+
+  showConnection() {
+    const { state, model, health } = this.connection;
+    const mode = health?.mode === 'streaming' ? 'experts from the disk' : health?.mode === 'resident' ? 'all in memory' : '';
+    byId('model').textContent = state === 'ready' ? [model, mode].filter(Boolean).join(' · ') : '';
+    if (state === 'loading') banner('The model is being loaded. This page continues by itself.', { kind: 'info' });
+    else if (state === 'gone') banner('The server cannot be reached. Trying again…', { action: 'Try now', onaction: () => this.connection.check() });
+    else banner(null);
+    if (state === 'locked') this.askKey();
+    if (state === 'ready') this.chat.controls();
+    this.updateLive();
+  }
+
+  askKey() {
+    askKey(async (key) => {
+      setApiKey(key);
+      await this.connection.check();
+      return this.connection.state !== 'locked';
+    });
+  }
+
+  // ---- panel, drawers, theme ----
+
+  updateLive() {
+    this.live.want(this.panelOpen && this.connection.state === 'ready');
+  }
+
+  togglePanel() {
+    this.showPanel(!this.panelOpen);
+    if (PANEL_BESIDE.matches) {
+      this.settings.panel = this.panelOpen;
+      saveSettings(this.settings);
+    } else if (this.panelOpen) byId('panel-close').focus();
+  }
+
+  showPanel(open) {
+    this.panelOpen = open;
+    byId('app').classList.toggle('with-panel', open);
+    byId('panel').inert = !open;
+    byId('panel-toggle').setAttribute('aria-expanded', String(open));
+    this.showScrim();
+    this.updateLive();
+    if (open) this.panel.restyle();
+  }
+
+  showSidebar(open) {
+    this.sidebarOpen = open && !SIDEBAR_BESIDE.matches;
+    byId('app').classList.toggle('with-sidebar', this.sidebarOpen);
+    byId('sidebar').inert = !this.sidebarOpen && !SIDEBAR_BESIDE.matches;
+    this.showScrim();
+    if (this.sidebarOpen) byId('sidebar-close').focus();
+  }
+
+  showScrim() {
+    const covered = this.sidebarOpen || (this.panelOpen && !PANEL_BESIDE.matches);
+    byId('scrim').hidden = !covered;
+    byId('main').inert = covered;
+  }
+
+  closeDrawers() {
+    const any = this.sidebarOpen || (this.panelOpen && !PANEL_BESIDE.matches);
+    if (this.sidebarOpen) {
+      this.showSidebar(false);
+      byId('sidebar-open').focus();
+    }
+    if (this.panelOpen && !PANEL_BESIDE.matches) {
+      this.showPanel(false);
+      byId('panel-toggle').focus();
+    }
+    return any;
+  }
+
+  nextTheme() {
+    const order = ['auto', 'light', 'dark'];
+    this.settings.theme = order[(order.indexOf(this.settings.theme) + 1) % order.length];
+    saveSettings(this.settings);
+    this.applyTheme();
+  }
+
+  applyTheme() {
+    const { theme } = this.settings;
+    if (theme === 'auto') delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    const button = byId('theme');
+    button.replaceChildren(icon({ auto: 'half', light: 'sun', dark: 'moon' }[theme]));
+    const label = { auto: 'Colours: as the system', light: 'Colours: light', dark: 'Colours: dark' }[theme];
+    button.setAttribute('aria-label', label);
+    button.title = label;
+    this.restyle();
+  }
+
+  restyle() {
+    this.panel.restyle();
+  }
+
+  // ---- keyboard ----
+
+  key(event) {
+    if (event.defaultPrevented || event.isComposing) return;
+    if (document.querySelector('dialog[open]')) return;
+    const run = (work) => {
+      event.preventDefault();
+      work();
+    };
+    if (event.key === 'Escape') {
+      if (this.closeDrawers() || this.chat.stop()) event.preventDefault();
+      return;
+    }
+    if ((event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey && event.code === 'KeyK') {
+      run(() => {
+        this.showSidebar(true);
+        byId('search').focus();
+      });
+      return;
+    }
+    if (event.altKey && !event.ctrlKey && !event.metaKey) {
+      const work = {
+        KeyN: () => this.newChat(), KeyP: () => this.togglePanel(), KeyS: () => this.openSettings(), KeyR: () => this.chat.regenerateLast(),
+        ArrowUp: () => this.neighbour(-1), ArrowDown: () => this.neighbour(1),
+      }[event.code];
+      if (work) run(work);
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.target.closest?.('input, textarea, select')) return;
+    if (event.key === '?') {
+      run(() => openShortcuts(this.settings));
+      return;
+    }
+    if (!this.settings.singleKeys) return;
+    const work = {
+      '/': () => byId('input').focus(), n: () => this.newChat(), j: () => this.neighbour(1), k: () => this.neighbour(-1),
+      p: () => this.togglePanel(), s: () => this.openSettings(), t: () => this.nextTheme(), r: () => this.chat.regenerateLast(),
+    }[event.key];
+    if (work) run(work);
+  }
+}
+
+new Page().start();

@@ -1,0 +1,133 @@
+// Conversations: branches, what the API gets, and that a bad file changes nothing. Also the grid's arithmetic and the settings.
+
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { addMessage, choose, exportText, importText, matches, mergeImported, newConversation, pathOf, requestMessages, titleOf, versionsOf } from '../src/conversation.js';
+import { chooseLayout, decodeBits } from '../src/grid.js';
+import { explainContext } from '../src/message.js';
+import { parseNumber, requestFields } from '../src/settings.js';
+
+function sample() {
+  const conversation = newConversation('be brief');
+  const question = addMessage(conversation, null, { role: 'user', content: 'first question' });
+  addMessage(conversation, question.id, { role: 'assistant', content: 'one' });
+  const second = addMessage(conversation, question.id, { role: 'assistant', content: 'two', reasoning: 'hm' });
+  addMessage(conversation, second.id, { role: 'user', content: 'next' });
+  return conversation;
+}
+
+const words = (conversation) => pathOf(conversation).map((message) => message.content);
+
+test('a new version is chosen, and the old one stays', () => {
+  const conversation = sample();
+  assert.deepEqual(words(conversation), ['first question', 'two', 'next']);
+  const { all, index } = versionsOf(conversation, pathOf(conversation)[1]);
+  assert.deepEqual([all.length, index], [2, 1]);
+  choose(conversation, all[0]);
+  assert.deepEqual(words(conversation), ['first question', 'one']);
+  choose(conversation, all[1]);
+  assert.deepEqual(words(conversation), ['first question', 'two', 'next']);
+  addMessage(conversation, null, { role: 'user', content: 'edited' });
+  assert.deepEqual(words(conversation), ['edited']);
+  assert.equal(conversation.title, 'first question');
+});
+
+test('the API gets the chosen path, up to the answer to be made', () => {
+  const conversation = sample();
+  const last = pathOf(conversation).at(-1);
+  assert.deepEqual(requestMessages(conversation, last.id), [
+    { role: 'system', content: 'be brief' },
+    { role: 'user', content: 'first question' },
+    { role: 'assistant', content: 'two', reasoning_content: 'hm' },
+  ]);
+  const call = addMessage(conversation, last.id, { role: 'assistant', calls: [{ id: 'c', name: 'f', arguments: '{}' }] });
+  addMessage(conversation, call.id, { role: 'tool', call: 'c', content: '42' });
+  assert.deepEqual(requestMessages(conversation).slice(-2), [
+    { role: 'assistant', content: '', tool_calls: [{ id: 'c', type: 'function', function: { name: 'f', arguments: '{}' } }] },
+    { role: 'tool', tool_call_id: 'c', content: '42' },
+  ]);
+});
+
+test('what was exported is imported as it was', () => {
+  const conversation = sample();
+  const [back] = importText(exportText([conversation]));
+  assert.deepEqual(back, conversation);
+  assert.deepEqual(mergeImported([conversation], [back]), []);
+  const turned = { ...conversation, messages: conversation.messages.map((message) => Object.fromEntries(Object.entries(message).reverse())) };
+  assert.deepEqual(mergeImported([turned], [back]), []);
+  back.messages[1].content = 'changed';
+  const [copy] = mergeImported([conversation], [back]);
+  assert.notEqual(copy.id, conversation.id);
+  assert.deepEqual(mergeImported([], [back, back]).length, 1);
+});
+
+test('a bad file is refused with a sentence', () => {
+  const good = JSON.parse(exportText([sample()]));
+  const check = (change, expect) => {
+    const file = structuredClone(good);
+    change(file);
+    assert.throws(() => importText(JSON.stringify(file)), expect);
+  };
+  assert.throws(() => importText('{'), /not JSON/);
+  assert.throws(() => importText('[]'), /not exported by Millstream/);
+  check((file) => delete file.format, /not exported by Millstream/);
+  check((file) => (file.version = 9), /version 9/);
+  check((file) => (file.conversations = {}), /no list of conversations/);
+  check((file) => (file.conversations[0] = null), /conversation 1 is not an object/);
+  check((file) => (file.conversations[0].messages = 'x'), /no list of messages/);
+  check((file) => (file.conversations[0].messages[0].role = 'root'), /unknown role "root"/);
+  check((file) => (file.conversations[0].messages[0].content = 5), /the content of message 1 of conversation 1 is not a text/);
+  check((file) => (file.conversations[0].messages[2].parent = 'nobody'), /answers a message that is not there/);
+  check((file) => (file.conversations[0].messages[1].id = file.conversations[0].messages[0].id), /has the name of another/);
+  check((file) => (file.conversations[0].messages[0].id = '"]<'), /no usable id/);
+  check((file) => (file.conversations[0].messages[0].calls = [1]), /tool call/);
+  check((file) => file.conversations[0].messages.reverse(), /not there/);
+});
+
+test('search and titles', () => {
+  const conversation = sample();
+  assert.ok(matches(conversation, 'QUESTION two'));
+  assert.ok(matches(conversation, '  '));
+  assert.ok(!matches(conversation, 'question three'));
+  assert.equal(titleOf('# Hello *there*\nmore'), 'Hello there');
+  assert.equal(titleOf('  \n '), 'Untitled');
+  assert.ok(titleOf('word '.repeat(50)).length <= 61);
+});
+
+test('bits come least significant first', () => {
+  assert.deepEqual([...decodeBits(Buffer.from([0b101, 0b10]).toString('base64'), 12)], [1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
+  assert.deepEqual([...decodeBits('', 3)], [0, 0, 0]);
+});
+
+test('every expert has a place in the grid', () => {
+  for (const [layers, experts] of [[1, 1], [6, 32], [12, 64], [40, 256], [94, 512], [61, 384], [3, 7]]) {
+    for (const width of [200, 350, 700, 2400]) {
+      const { across, down, gap, rows, columns, band } = chooseLayout(layers, experts, width, 400);
+      const where = `${layers} × ${experts} in ${width}`;
+      assert.ok(across - gap >= 1 && down - gap >= 1 && rows * columns >= experts, where);
+      assert.ok(columns * across <= width + 1e-9 && band >= rows * down, where);
+    }
+  }
+});
+
+test('settings become request fields', () => {
+  const settings = { system: '', thinking: 'auto', schema: '', tools: '', temperature: null, topP: null, topK: null, minP: null, repetition: null, maxTokens: null, seed: null };
+  assert.deepEqual(requestFields(settings), {});
+  assert.deepEqual(requestFields({ ...settings, temperature: 0, topK: 20, thinking: 'off', schema: '{"type":"object"}' }), {
+    temperature: 0, top_k: 20, enable_thinking: false,
+    response_format: { type: 'json_schema', json_schema: { name: 'answer', strict: true, schema: { type: 'object' } } },
+  });
+  assert.throws(() => requestFields({ ...settings, schema: '[1]' }), /an object is expected/);
+  assert.throws(() => requestFields({ ...settings, tools: '{' }), /not JSON/);
+  assert.equal(parseNumber('temperature', ' '), null);
+  assert.equal(parseNumber('temperature', '0.7'), 0.7);
+  assert.throws(() => parseNumber('temperature', '3'), /between 0 and 2/);
+  assert.throws(() => parseNumber('topK', '1.5'), /whole/);
+  assert.throws(() => parseNumber('seed', 'x'), /between/);
+});
+
+test('a full context is told with both numbers', () => {
+  assert.match(explainContext('the prompt has 41237 tokens, the context holds 32768', 32768), /41,237 tokens long, the context holds 32,768/);
+  assert.match(explainContext('maximum context length is 2048 tokens, you asked for 3000', null), /3,000 tokens long, the context holds 2,048/);
+  assert.equal(explainContext('too long', null), 'too long');
+});
