@@ -7,6 +7,7 @@
 mod generation;
 mod measure;
 mod repack;
+mod serve;
 mod simulate;
 
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ pub(crate) use measure::{
     BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat, SynthRouter,
 };
 pub(crate) use repack::RepackArgs;
+pub(crate) use serve::ServeArgs;
 pub(crate) use simulate::SimulateArgs;
 
 /// Heading of the options that every command has.
@@ -45,6 +47,7 @@ pub(crate) struct Cli {
 const AFTER_HELP: &str = "\
 Try:
   millstream run \"Tell me a story about a fox and a lantern\"
+  millstream serve
   millstream plan mlx-community/Qwen3.5-35B-A3B-4bit --memory 16G
   millstream doctor";
 
@@ -132,6 +135,8 @@ pub(crate) struct GlobalArgs {
 pub(crate) enum Command {
     /// Ask a model, or talk with it
     Run(RunArgs),
+    /// Put a model behind HTTP: OpenAI, Anthropic and Ollama clients, and a web page
+    Serve(ServeArgs),
     /// Say what a model would take of memory, before anything is loaded
     Plan(PlanArgs),
     /// Describe a model

@@ -13,6 +13,7 @@ pub(crate) mod plan;
 pub(crate) mod reference;
 pub(crate) mod repack;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod simulate;
 pub(crate) mod synth;

@@ -126,7 +126,8 @@ impl Invocation {
         Ok(plan)
     }
 
-    fn plan_by(&self, model: &OpenModel, request: &PlanRequest) -> Result<Plan> {
+    /// Plans a model for a command that asks for more than the global options do.
+    pub(crate) fn plan_by(&self, model: &OpenModel, request: &PlanRequest) -> Result<Plan> {
         let mut plan = Plan::new(&model.spec, request)?;
         self.choose_kernels(&mut plan.options);
         Ok(plan)

@@ -75,6 +75,7 @@ fn dispatch(
 ) -> Result<ExitCode> {
     match command {
         Command::Run(args) => commands::run::run(args, invocation)?,
+        Command::Serve(args) => commands::serve::run(args, invocation)?,
         Command::Plan(args) => commands::plan::run(args, invocation)?,
         Command::Show(args) => commands::show::run(args, invocation)?,
         Command::List(args) => commands::list::run(args, invocation)?,

@@ -18,7 +18,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("model", &["checkpoint", "compute", "state"]),
     ("engine", &["machine", "checkpoint", "compute", "state", "model", "text", "experts"]),
     ("hub", &[]),
-    ("server", &["engine", "text", "hub"]),
+    ("server", &["machine", "engine", "text"]),
 ];
 const KNOWS_EVERYTHING: &str = "cli";
 

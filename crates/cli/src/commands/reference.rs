@@ -30,9 +30,12 @@ pub(crate) fn run(args: &ReferenceArgs) -> Result<()> {
     let folder = &args.out;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
-    for (name, text) in
-        [("cli.md", cli()), ("environment.md", environment()), ("config.md", config())]
-    {
+    for (name, text) in [
+        ("cli.md", cli()),
+        ("environment.md", environment()),
+        ("config.md", config()),
+        ("metrics.md", format!("{HEAD}{}", server::metrics_page())),
+    ] {
         let path = folder.join(name);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }

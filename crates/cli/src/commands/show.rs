@@ -135,6 +135,11 @@ fn weight_kinds(spec: &DecoderSpec) -> Vec<WeightKind> {
     kinds
 }
 
+/// How most of the weights are stored.
+pub(crate) fn main_encoding(spec: &DecoderSpec) -> String {
+    weight_kinds(spec).into_iter().next().map(|kind| kind.encoding).unwrap_or_default()
+}
+
 /// What the model's makers sample with, where it is not the plain distribution.
 fn sampling(dialect: &Dialect) -> BTreeMap<&'static str, f64> {
     let (own, plain) = (&dialect.defaults, engine::SamplingParams::default());

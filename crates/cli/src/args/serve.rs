@@ -1,0 +1,69 @@
+//! Options of `millstream serve`.
+
+use clap::Args;
+use clap::builder::BoolishValueParser;
+
+use crate::size::Size;
+
+/// `millstream serve`.
+#[derive(Debug, Args)]
+#[command(after_help = SERVE_HELP)]
+pub(crate) struct ServeArgs {
+    /// A folder, a name in the Hugging Face cache, or an alias
+    #[arg(default_value = crate::builtin::DEFAULT)]
+    pub(crate) model: String,
+
+    /// Address to listen on; 0.0.0.0 is every network this computer is in
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "MILLSTREAM_HOST")]
+    pub(crate) host: String,
+
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "MILLSTREAM_PORT")]
+    pub(crate) port: u16,
+
+    /// Requests that are answered at once
+    #[arg(long, value_name = "COUNT", default_value_t = 8, env = "MILLSTREAM_PARALLEL",
+          value_parser = super::at_least_one)]
+    pub(crate) parallel: usize,
+
+    /// Requests that may wait; one more is told to come back later
+    #[arg(long, value_name = "COUNT", default_value_t = 256, env = "MILLSTREAM_QUEUE")]
+    pub(crate) queue: usize,
+
+    /// Key that every request must show; may be given several times
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "MILLSTREAM_API_KEY",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    pub(crate) api_key: Vec<String>,
+
+    /// Origin whose web pages may use the server, such as https://chat.example; may be given several times
+    #[arg(long, value_name = "ORIGIN", env = "MILLSTREAM_ALLOW_ORIGIN", value_delimiter = ',')]
+    pub(crate) allow_origin: Vec<String>,
+
+    /// Largest request
+    #[arg(long, value_name = "SIZE", default_value = "32M", env = "MILLSTREAM_BODY_LIMIT")]
+    pub(crate) body_limit: Size,
+
+    /// Seconds a client may take to send a request
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "MILLSTREAM_PATIENCE",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) patience: u64,
+
+    /// Seconds that requests may go on after a signal to end
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "MILLSTREAM_DRAIN")]
+    pub(crate) drain: u64,
+
+    /// Serve no web page
+    #[arg(long, env = "MILLSTREAM_NO_PAGE", value_parser = BoolishValueParser::new())]
+    pub(crate) no_page: bool,
+}
+
+const SERVE_HELP: &str = "\
+Try:
+  millstream serve
+  millstream serve mlx-community/Qwen3.5-35B-A3B-4bit --memory 16G --api-key secret --host 0.0.0.0
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'";

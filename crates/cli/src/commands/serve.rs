@@ -1,0 +1,119 @@
+//! `millstream serve`: a model behind HTTP.
+//!
+//! The port answers before the model is loaded, so that a port in use is told at once and `/health` can
+//! say "loading". One line of JSON on standard output tells a parent process when requests are taken.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use engine::{Dialect, Engine, PlanRequest};
+use serde_json::json;
+use server::{Loaded, Options, Server};
+
+use crate::args::ServeArgs;
+use crate::commands::show;
+use crate::console::Tone;
+use crate::invocation::{self, Invocation};
+use crate::report::Advised;
+use crate::size;
+
+pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
+    if args.api_key.iter().any(|key| key.trim().is_empty()) {
+        return Err(
+            Advised::usage("--api-key is empty", "give a key, or leave the option out").into()
+        );
+    }
+    let model = invocation.open(&args.model)?;
+    // First what is quick and may fail.
+    let dialect = Dialect::open(&model.checkpoint)?;
+    let request =
+        PlanRequest { sequences: Some(args.parallel), serving: true, ..invocation.plan_request() };
+    let plan = invocation.plan_by(&model, &request)?;
+    let server = Server::start(options(args)).map_err(|error| listen_advice(error, args))?;
+    let address = server.address();
+    let tell = |line: &str| eprintln!("{}", invocation.console.paint(Tone::Dim, line));
+    tell(&format!("listening on http://{address}, loading {}", model.name));
+    let engine = Engine::new(invocation.load_planned(&model, plan.clone())?);
+    let loaded = Loaded {
+        name: model.name.clone(),
+        dialect,
+        plan,
+        model_type: model.spec.model_type.clone(),
+        parameters: model.spec.parameters().0,
+        bytes: model.checkpoint.total_bytes(),
+        quantization: show::main_encoding(&model.spec),
+        engine,
+    };
+    let (context, total_bytes) = (loaded.plan.context, loaded.plan.total_bytes);
+    let engine = server.run(loaded, || {
+        let url = url(address);
+        tell(&format!(
+            "{} answers at {url} (OpenAI: {url}/v1, Anthropic: {url}, Ollama: {url}): \
+             {} at once, context {context}, {} memory planned{}",
+            model.name,
+            args.parallel,
+            size::bytes(total_bytes),
+            if args.no_page { "" } else { "; open it in a browser to chat" },
+        ));
+        let line = json!({
+            "event": "ready",
+            "url": url,
+            "model": model.name,
+            "pid": std::process::id(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "context": context,
+            "parallel": args.parallel,
+        });
+        // A parent that does not listen does not want to know.
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    })?;
+    invocation::finish(engine.runner())
+}
+
+fn options(args: &ServeArgs) -> Options {
+    Options {
+        host: args.host.clone(),
+        port: args.port,
+        api_keys: args.api_key.clone(),
+        allowed_origins: args.allow_origin.clone(),
+        queue: args.queue,
+        body_bytes: usize::try_from(args.body_limit.0).unwrap_or(usize::MAX),
+        patience: Duration::from_secs(args.patience),
+        drain: Duration::from_secs(args.drain),
+        page: !args.no_page,
+        ..Options::default()
+    }
+}
+
+/// What a client types: nobody connects to "every address".
+fn url(address: SocketAddr) -> String {
+    let host = match address.ip() {
+        ip if ip.is_unspecified() => "127.0.0.1".to_owned(),
+        std::net::IpAddr::V6(ip) => format!("[{ip}]"),
+        ip => ip.to_string(),
+    };
+    format!("http://{host}:{}", address.port())
+}
+
+fn listen_advice(error: server::StartError, args: &ServeArgs) -> anyhow::Error {
+    let hint = match &error {
+        server::StartError::Listen { source, .. } => match source.kind() {
+            std::io::ErrorKind::AddrInUse => "--port 0 takes a free port",
+            std::io::ErrorKind::PermissionDenied => {
+                "ports below 1024 need rights; --port 8080 does not"
+            }
+            std::io::ErrorKind::AddrNotAvailable => "--host must be an address of this computer",
+            _ => return error.into(),
+        },
+        _ => return error.into(),
+    };
+    let message = format!("cannot listen on {}:{}: {}", args.host, args.port, cause(&error));
+    Advised::new(message, hint).into()
+}
+
+fn cause(error: &dyn std::error::Error) -> String {
+    error.source().map(ToString::to_string).unwrap_or_default()
+}

@@ -1,0 +1,8 @@
+//! Anthropic's dialect: messages, as its clients and Claude Code send them.
+//!
+//! `request` reads what is asked, `reply` turns an answer into blocks and events, `messages` joins them.
+//! Both ends are pure: neither knows of connections.
+
+pub(crate) mod messages;
+mod reply;
+mod request;

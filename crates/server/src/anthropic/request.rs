@@ -1,0 +1,311 @@
+//! What an Anthropic client asks for.
+//!
+//! What the server cannot do (images, tools that Anthropic itself runs) is refused by name; what makes no
+//! difference to an answer (`cache_control`, `metadata`, betas) is ignored, for Claude Code sends all of it.
+
+use engine::Grammar;
+use serde_json::Value;
+use text::tools::{Choice, Tool};
+
+use crate::ask::{Ask, Input};
+use crate::conversation::Conversation;
+use crate::error::ApiError;
+use crate::fields::{Fields, Result, wrong};
+
+/// A line that Claude Code puts into its system prompt for Anthropic's accounts. It changes with every request,
+/// so that nothing behind it could ever be remembered, and says nothing to a model.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// Why a conversation is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To answer it.
+    Answer,
+    /// To count its tokens.
+    Count,
+}
+
+/// A request that was understood.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) ask: Ask,
+    /// Whether the answer is streamed.
+    pub(crate) streams: bool,
+    /// What the assistant has said of its answer already.
+    pub(crate) prefill: Option<String>,
+}
+
+/// Reads a request.
+pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
+    let fields = Fields::of_body(body)?;
+    fields.string("model")?;
+    if purpose == Purpose::Answer {
+        fields.required("max_tokens")?;
+    }
+    let max_tokens = fields.count("max_tokens")?;
+    if max_tokens == Some(0) {
+        return Err(fields.error("max_tokens", "must be at least 1, got 0"));
+    }
+    let mut conversation = Conversation::default();
+    if let Some(system) = fields.get("system") {
+        read_texts(system, "system", |text| {
+            if !text.starts_with(BILLING) {
+                conversation.instructed(text);
+            }
+        })?;
+    }
+    fields.required("messages")?;
+    for (index, message) in fields.array("messages")?.unwrap_or_default().iter().enumerate() {
+        read_message(&Fields::of(message, format!("messages[{index}]"))?, &mut conversation)?;
+    }
+    if conversation.is_empty() {
+        return Err(fields.error("messages", "there are no messages"));
+    }
+    let prefill = read_prefill(&conversation)?;
+
+    let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
+    ask.max_tokens = max_tokens;
+    ask.sampling.temperature = read_temperature(&fields)?;
+    ask.sampling.top_p = fields.number("top_p")?;
+    ask.sampling.top_k = fields.count("top_k")?;
+    ask.set_stop(&fields, "stop_sequences")?;
+    for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
+        read_tool(&Fields::of(tool, format!("tools[{index}]"))?, &mut ask)?;
+    }
+    read_tool_choice(&fields, &mut ask)?;
+    ask.thinking = Some(read_thinking(&fields)?);
+    ask.grammar = read_format(&fields)?;
+    let streams = fields.bool("stream")?.unwrap_or(false);
+    Ok(Asked { ask, streams, prefill })
+}
+
+/// A last message by the assistant is the beginning of the answer.
+fn read_prefill(conversation: &Conversation) -> Result<Option<String>> {
+    let Some(assistant) = conversation.last_assistant() else { return Ok(None) };
+    match assistant.said_only() {
+        Some("") => Err(ApiError::field("messages", "the last message has no text to continue")),
+        Some(text) => Ok(Some(text.to_owned())),
+        None => {
+            let message = "the last message calls tools, and no tool_result follows";
+            Err(ApiError::field("messages", message))
+        }
+    }
+}
+
+fn read_message(message: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
+    message.required("role")?;
+    let role = message.string("role")?.unwrap_or_default();
+    let content = message.required("content")?;
+    let path = message.path("content");
+    match role {
+        "user" => read_blocks(content, &path, conversation, Conversation::asked, read_user_block),
+        "assistant" => {
+            // Even one that says nothing is a turn.
+            conversation.said("");
+            read_blocks(content, &path, conversation, Conversation::said, read_assistant_block)
+        }
+        "system" => read_texts(content, &path, |text| conversation.instructed(text)),
+        other => {
+            Err(message.error("role", format!("expected \"user\" or \"assistant\", got {other:?}")))
+        }
+    }
+}
+
+/// A string is one block of text.
+fn read_blocks(
+    content: &Value,
+    path: &str,
+    conversation: &mut Conversation,
+    say: impl Fn(&mut Conversation, &str),
+    read: impl Fn(&Block<'_>, &mut Conversation) -> Result<()>,
+) -> Result<()> {
+    match content {
+        Value::String(text) => {
+            say(conversation, text);
+            Ok(())
+        }
+        Value::Array(blocks) => blocks.iter().enumerate().try_for_each(|(index, block)| {
+            read(&Block::of(block, format!("{path}[{index}]"))?, conversation)
+        }),
+        other => Err(wrong(path, "a string or an array of blocks", other)),
+    }
+}
+
+fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result<()> {
+    match block.kind {
+        "text" => conversation.asked(block.text("text")?),
+        "tool_result" => {
+            let id = block.text("tool_use_id")?;
+            let mut texts = Vec::new();
+            if let Some(content) = block.fields.get("content") {
+                read_texts(content, &block.fields.path("content"), |text| {
+                    texts.push(text.to_owned());
+                })?;
+            }
+            let mut text = texts.join("\n\n");
+            if block.fields.bool("is_error")?.unwrap_or(false) {
+                text.insert_str(0, "Error: ");
+            }
+            conversation.returned(id, text);
+        }
+        _ => return Err(block.unsupported("user")),
+    }
+    Ok(())
+}
+
+fn read_assistant_block(block: &Block<'_>, conversation: &mut Conversation) -> Result<()> {
+    match block.kind {
+        "text" => conversation.said(block.text("text")?),
+        "thinking" => conversation.thought(block.text("thinking")?),
+        // Encrypted for Anthropic's own models.
+        "redacted_thinking" => {}
+        "tool_use" => {
+            block.fields.required("input")?;
+            let input = block.fields.map("input")?.cloned().unwrap_or_default();
+            conversation.called(block.text("id")?, block.text("name")?, input);
+        }
+        _ => return Err(block.unsupported("assistant")),
+    }
+    Ok(())
+}
+
+/// Texts of a string or of an array of blocks, which may be of no other kind.
+fn read_texts(content: &Value, path: &str, mut take: impl FnMut(&str)) -> Result<()> {
+    match content {
+        Value::String(text) => take(text),
+        Value::Array(blocks) => {
+            for (index, block) in blocks.iter().enumerate() {
+                let block = Block::of(block, format!("{path}[{index}]"))?;
+                match block.kind {
+                    "text" => take(block.text("text")?),
+                    kind => {
+                        let message = format!("expected \"text\", {kind:?} is not supported here");
+                        return Err(block.fields.error("type", message));
+                    }
+                }
+            }
+        }
+        other => return Err(wrong(path, "a string or an array of text blocks", other)),
+    }
+    Ok(())
+}
+
+/// A block of content.
+struct Block<'a> {
+    kind: &'a str,
+    fields: Fields<'a>,
+}
+
+impl<'a> Block<'a> {
+    fn of(block: &'a Value, path: String) -> Result<Block<'a>> {
+        let fields = Fields::of(block, path)?;
+        fields.required("type")?;
+        Ok(Block { kind: fields.string("type")?.unwrap_or_default(), fields })
+    }
+
+    /// A string that must be there.
+    fn text(&self, key: &str) -> Result<&'a str> {
+        self.fields.required(key)?;
+        Ok(self.fields.string(key)?.unwrap_or_default())
+    }
+
+    fn unsupported(&self, role: &str) -> ApiError {
+        let message = format!("{:?} is not supported in a message by the {role}", self.kind);
+        self.fields.error("type", message)
+    }
+}
+
+fn read_temperature(fields: &Fields<'_>) -> Result<Option<f32>> {
+    let temperature = fields.number("temperature")?;
+    match temperature {
+        Some(value) if !(0.0..=1.0).contains(&value) => {
+            Err(fields.error("temperature", format!("must be 0 to 1, got {value}")))
+        }
+        temperature => Ok(temperature),
+    }
+}
+
+fn read_tool(tool: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    match tool.string("type")? {
+        None | Some("custom") => {}
+        Some(other) => {
+            let message =
+                format!("{other:?} is Anthropic's own, this server has only custom tools");
+            return Err(tool.error("type", message));
+        }
+    }
+    tool.required("name")?;
+    tool.required("input_schema")?;
+    let tool_read = Tool {
+        name: tool.string("name")?.unwrap_or_default().to_owned(),
+        description: tool.string("description")?.map(str::to_owned),
+        parameters: tool.map("input_schema")?.cloned().unwrap_or_default().into(),
+    };
+    ask.add_tool(tool_read, &tool.path("name"))
+}
+
+fn read_tool_choice(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    let Some(choice) = fields.fields("tool_choice")? else { return Ok(()) };
+    choice.required("type")?;
+    ask.tool_choice = match choice.string("type")?.unwrap_or_default() {
+        "auto" => Choice::Auto,
+        "any" => Choice::Required,
+        "none" => Choice::None,
+        "tool" => {
+            choice.required("name")?;
+            Choice::Named(choice.string("name")?.unwrap_or_default().to_owned())
+        }
+        other => {
+            let message =
+                format!("expected \"auto\", \"any\", \"tool\" or \"none\", got {other:?}");
+            return Err(choice.error("type", message));
+        }
+    };
+    ask.parallel_tool_calls = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
+    Ok(())
+}
+
+/// Who does not ask for thinking gets none: clients of this dialect take the first block for the answer.
+fn read_thinking(fields: &Fields<'_>) -> Result<bool> {
+    let Some(thinking) = fields.fields("thinking")? else { return Ok(false) };
+    thinking.required("type")?;
+    thinking.count("budget_tokens")?;
+    match thinking.string("type")?.unwrap_or_default() {
+        "enabled" | "adaptive" | "between_tools" => Ok(true),
+        "disabled" => Ok(false),
+        other => {
+            let message =
+                format!("expected \"enabled\", \"adaptive\" or \"disabled\", got {other:?}");
+            Err(thinking.error("type", message))
+        }
+    }
+}
+
+/// `output_config.format`, and `output_format` as it was called before.
+fn read_format(fields: &Fields<'_>) -> Result<Option<Grammar>> {
+    let config = fields.fields("output_config")?;
+    let format = match config {
+        Some(config) => config.fields("format")?,
+        None => None,
+    };
+    let format = match format {
+        Some(format) => format,
+        None => match fields.fields("output_format")? {
+            Some(format) => format,
+            None => return Ok(None),
+        },
+    };
+    format.required("type")?;
+    match format.string("type")?.unwrap_or_default() {
+        "json_schema" => {
+            format.required("schema")?;
+            let schema = format.map("schema")?.cloned().unwrap_or_default();
+            Ok(Some(Grammar::JsonSchema(schema.into())))
+        }
+        other => Err(format.error("type", format!("expected \"json_schema\", got {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,286 @@
+//! What Anthropic's clients send: what becomes of it, and what is refused with which field named.
+
+use super::*;
+use serde_json::json;
+
+/// A request with one message and these fields beside it.
+fn with(more: Value) -> Value {
+    let mut body =
+        json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "q"}]});
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+        body.extend(more);
+    }
+    body
+}
+
+fn asked(body: &Value) -> Asked {
+    read(body, Purpose::Answer).unwrap()
+}
+
+fn messages(asked: &Asked) -> Value {
+    match &asked.ask.input {
+        Input::Chat(messages) => messages.clone().into(),
+        other => panic!("not a chat: {other:?}"),
+    }
+}
+
+#[test]
+fn messages_become_a_conversation() {
+    #[track_caller]
+    fn check(system: &Value, sent: &Value, expect: &Value) {
+        assert_eq!(messages(&asked(&with(json!({"system": system, "messages": sent})))), *expect);
+    }
+    let q = json!({"role": "user", "content": "q"});
+    check(&json!(null), &json!([q]), &json!([q]));
+    check(&json!("s"), &json!([q]), &json!([{"role": "system", "content": "s"}, q]));
+    let cached = json!({"type": "ephemeral"});
+    check(
+        &json!([
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1a2b3;"},
+            {"type": "text", "text": "one", "cache_control": cached},
+            {"type": "text", "text": "two", "cache_control": cached},
+        ]),
+        &json!([{"role": "user", "content": [
+            {"type": "text", "text": "a"},
+            {"type": "text", "text": "b", "cache_control": cached},
+        ]}]),
+        &json!([{"role": "system", "content": "one\n\ntwo"}, {"role": "user", "content": "a\n\nb"}]),
+    );
+    check(
+        &json!(null),
+        &json!([
+            q,
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "abc"},
+                {"type": "redacted_thinking", "data": "xyz"},
+                {"type": "text", "text": "wait"},
+                {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"x": 1}},
+                {"type": "tool_use", "id": "toolu_2", "name": "g", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "one"},
+                {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": true,
+                 "content": [{"type": "text", "text": "no"}, {"type": "text", "text": "way"}]},
+                {"type": "text", "text": "go on"},
+            ]},
+            {"role": "system", "content": "be brief"},
+        ]),
+        &json!([
+            q,
+            {"role": "assistant", "content": "wait", "reasoning_content": "hm", "tool_calls": [
+                {"id": "toolu_1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+                {"id": "toolu_2", "type": "function", "function": {"name": "g", "arguments": {}}},
+            ]},
+            {"role": "tool", "tool_call_id": "toolu_1", "content": "one", "name": "f"},
+            {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: no\n\nway", "name": "g"},
+            {"role": "user", "content": "go on\n\nbe brief"},
+        ]),
+    );
+}
+
+#[test]
+fn a_last_message_by_the_assistant_is_continued() {
+    #[track_caller]
+    fn check(last: &Value, expect: Result<Option<&str>, &str>) {
+        let sent = json!([{"role": "user", "content": "q"}, last]);
+        let read = read(&with(json!({"messages": sent})), Purpose::Answer);
+        match (read, expect) {
+            (Ok(asked), Ok(expect)) => assert_eq!(asked.prefill.as_deref(), expect),
+            (Err(error), Err(expect)) => assert_eq!(error.message, expect),
+            (read, _) => panic!("{read:?}"),
+        }
+    }
+    check(&json!({"role": "user", "content": "more"}), Ok(None));
+    check(&json!({"role": "assistant", "content": "The ("}), Ok(Some("The (")));
+    check(&json!({"role": "assistant", "content": [{"type": "text", "text": "{"}]}), Ok(Some("{")));
+    check(
+        &json!({"role": "assistant", "content": ""}),
+        Err("messages: the last message has no text to continue"),
+    );
+    check(
+        &json!({"role": "assistant", "content": [
+            {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+        ]}),
+        Err("messages: the last message calls tools, and no tool_result follows"),
+    );
+}
+
+#[test]
+fn what_claude_code_sends_is_taken() {
+    let cached = json!({"type": "ephemeral", "ttl": "1h"});
+    let body = with(json!({
+        "system": [{"type": "text", "text": "You are.", "cache_control": cached}],
+        "tools": [
+            {"name": "Bash", "description": "runs", "cache_control": cached, "eager_input_streaming": true,
+             "input_schema": {"$schema": "x", "type": "object", "properties": {"command": {"type": "string"}}}},
+            {"type": "custom", "name": "mcp__a__b", "input_schema": {"type": "object"}},
+        ],
+        "metadata": {"user_id": "user_1"},
+        "temperature": 1,
+        "stream": true,
+        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "context_management": {"edits": []},
+        "output_config": {"effort": "high"},
+        "stop_sequences": ["a", "", "b"],
+        "top_k": 5,
+        "top_p": 0.5,
+        "betas": ["x"],
+    }));
+    let asked = asked(&body);
+    assert!(asked.streams);
+    let ask = asked.ask;
+    assert_eq!(
+        ask.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(),
+        ["Bash", "mcp__a__b"]
+    );
+    assert_eq!(
+        ask.tool_definitions[0]["function"]["parameters"]["properties"]["command"]["type"],
+        "string"
+    );
+    assert_eq!((ask.max_tokens, ask.thinking), (Some(5), Some(true)));
+    assert_eq!(ask.stop, ["a", "b"]);
+    assert_eq!((ask.sampling.temperature, ask.sampling.top_k), (Some(1.0), Some(5)));
+    assert_eq!(ask.sampling.top_p, Some(0.5));
+    assert_eq!(ask.grammar, None);
+}
+
+#[test]
+fn thinking_is_off_unless_asked_for() {
+    #[track_caller]
+    fn check(thinking: &Value, expect: bool) {
+        assert_eq!(asked(&with(json!({"thinking": thinking}))).ask.thinking, Some(expect));
+    }
+    check(&json!(null), false);
+    check(&json!({"type": "disabled"}), false);
+    check(&json!({"type": "enabled", "budget_tokens": 1024}), true);
+    check(&json!({"type": "adaptive"}), true);
+}
+
+#[test]
+fn tool_choices_are_read() {
+    #[track_caller]
+    fn check(choice: &Value, expect: Choice, parallel: bool) {
+        let tools = json!([{"name": "f", "input_schema": {}}]);
+        let ask = asked(&with(json!({"tools": tools, "tool_choice": choice}))).ask;
+        assert_eq!((ask.tool_choice, ask.parallel_tool_calls), (expect, parallel));
+    }
+    check(&json!(null), Choice::Auto, true);
+    check(&json!({"type": "auto", "disable_parallel_tool_use": true}), Choice::Auto, false);
+    check(&json!({"type": "any"}), Choice::Required, true);
+    check(&json!({"type": "tool", "name": "f"}), Choice::Named("f".to_owned()), true);
+    check(&json!({"type": "none"}), Choice::None, true);
+}
+
+#[test]
+fn a_schema_for_the_answer_is_taken_under_both_names() {
+    let schema = json!({"type": "object"});
+    let format = json!({"type": "json_schema", "schema": schema});
+    let expect = Some(Grammar::JsonSchema(schema));
+    assert_eq!(asked(&with(json!({"output_config": {"format": format}}))).ask.grammar, expect);
+    assert_eq!(asked(&with(json!({"output_format": format}))).ask.grammar, expect);
+}
+
+#[test]
+fn counting_needs_no_limit() {
+    let body = json!({"messages": [{"role": "user", "content": "q"}]});
+    assert_eq!(read(&body, Purpose::Count).unwrap().ask.max_tokens, None);
+    let error = read(&body, Purpose::Answer).unwrap_err();
+    assert_eq!(
+        (error.code, error.param.as_deref()),
+        ("missing_required_parameter", Some("max_tokens"))
+    );
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    #[track_caller]
+    fn check(more: Value, param: &str) {
+        let error = read(&with(more), Purpose::Answer).unwrap_err();
+        assert_eq!(error.status.as_u16(), 400);
+        assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+    }
+    check(json!({"model": 1}), "model");
+    check(json!({"max_tokens": null}), "max_tokens");
+    check(json!({"max_tokens": 0}), "max_tokens");
+    check(json!({"max_tokens": -1}), "max_tokens");
+    check(json!({"max_tokens": "5"}), "max_tokens");
+    check(json!({"messages": null}), "messages");
+    check(json!({"messages": "q"}), "messages");
+    check(json!({"messages": []}), "messages");
+    check(json!({"messages": ["q"]}), "messages[0]");
+    check(json!({"messages": [{"content": "q"}]}), "messages[0].role");
+    check(json!({"messages": [{"role": 1, "content": "q"}]}), "messages[0].role");
+    check(json!({"messages": [{"role": "tool", "content": "q"}]}), "messages[0].role");
+    check(json!({"messages": [{"role": "user"}]}), "messages[0].content");
+    check(json!({"messages": [{"role": "user", "content": 1}]}), "messages[0].content");
+    let user = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
+    check(user(json!("q")), "messages[0].content[0]");
+    check(user(json!({"text": "q"})), "messages[0].content[0].type");
+    check(user(json!({"type": "text"})), "messages[0].content[0].text");
+    check(user(json!({"type": "text", "text": 1})), "messages[0].content[0].text");
+    check(user(json!({"type": "image", "source": {}})), "messages[0].content[0].type");
+    check(user(json!({"type": "document", "source": {}})), "messages[0].content[0].type");
+    check(user(json!({"type": "tool_use"})), "messages[0].content[0].type");
+    check(user(json!({"type": "tool_result"})), "messages[0].content[0].tool_use_id");
+    let result = |more: Value| {
+        let mut block = json!({"type": "tool_result", "tool_use_id": "1"});
+        block.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"messages": [{"role": "user", "content": [block]}]})
+    };
+    check(result(json!({"content": 1})), "messages[0].content[0].content");
+    check(
+        result(json!({"content": [{"type": "image"}]})),
+        "messages[0].content[0].content[0].type",
+    );
+    check(result(json!({"is_error": "no"})), "messages[0].content[0].is_error");
+    let assistant = |block: Value| json!({"messages": [{"role": "assistant", "content": [block]}]});
+    check(assistant(json!({"type": "tool_result"})), "messages[0].content[0].type");
+    check(assistant(json!({"type": "server_tool_use"})), "messages[0].content[0].type");
+    check(
+        assistant(json!({"type": "tool_use", "id": "1", "name": "f"})),
+        "messages[0].content[0].input",
+    );
+    check(
+        assistant(json!({"type": "tool_use", "id": "1", "name": "f", "input": "{}"})),
+        "messages[0].content[0].input",
+    );
+    check(
+        assistant(json!({"type": "tool_use", "name": "f", "input": {}})),
+        "messages[0].content[0].id",
+    );
+    check(assistant(json!({"type": "thinking"})), "messages[0].content[0].thinking");
+    check(json!({"system": 1}), "system");
+    check(json!({"system": [{"type": "image"}]}), "system[0].type");
+    check(json!({"temperature": 1.5}), "temperature");
+    check(json!({"temperature": -0.1}), "temperature");
+    check(json!({"temperature": "hot"}), "temperature");
+    check(json!({"top_p": "x"}), "top_p");
+    check(json!({"top_k": 1.5}), "top_k");
+    check(json!({"stop_sequences": 1}), "stop_sequences");
+    check(json!({"stop_sequences": [1]}), "stop_sequences[0]");
+    check(json!({"stream": "yes"}), "stream");
+    check(json!({"tools": {}}), "tools");
+    check(json!({"tools": ["f"]}), "tools[0]");
+    check(
+        json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        "tools[0].type",
+    );
+    check(json!({"tools": [{"input_schema": {}}]}), "tools[0].name");
+    check(json!({"tools": [{"name": "", "input_schema": {}}]}), "tools[0].name");
+    check(json!({"tools": [{"name": "f"}]}), "tools[0].input_schema");
+    check(json!({"tools": [{"name": "f", "input_schema": "x"}]}), "tools[0].input_schema");
+    let twice = json!({"name": "f", "input_schema": {}});
+    check(json!({"tools": [twice, twice]}), "tools[1].name");
+    check(json!({"tool_choice": "auto"}), "tool_choice");
+    check(json!({"tool_choice": {}}), "tool_choice.type");
+    check(json!({"tool_choice": {"type": "some"}}), "tool_choice.type");
+    check(json!({"tool_choice": {"type": "tool"}}), "tool_choice.name");
+    check(json!({"thinking": true}), "thinking");
+    check(json!({"thinking": {"type": "much"}}), "thinking.type");
+    check(json!({"thinking": {"type": "enabled", "budget_tokens": "x"}}), "thinking.budget_tokens");
+    check(json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format.type");
+    check(
+        json!({"output_config": {"format": {"type": "json_schema"}}}),
+        "output_config.format.schema",
+    );
+}

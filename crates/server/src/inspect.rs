@@ -1,0 +1,165 @@
+//! Looking inside: whether the server lives and how it is doing, numbers for Prometheus, tokens and templates.
+
+mod numbers;
+mod tokens;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+pub use numbers::page as metrics_page;
+pub(crate) use tokens::{apply_template, detokenize, tokenize};
+
+use crate::app::may_see_all;
+use crate::live::plan_json;
+use crate::model::Model;
+use crate::shared::Shared;
+
+/// What there is, for programs.
+const OPENAPI: &str = include_str!("../openapi.json");
+
+/// `GET /health`: for everybody whether it lives, for those with the key how it is doing.
+pub(crate) async fn health(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    let Ok(model) = shared.model() else {
+        let mut response = Json(json!({"status": "loading"})).into_response();
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
+        return response;
+    };
+    let status = if shared.is_draining() { "draining" } else { "ok" };
+    if !may_see_all(&shared, &headers) {
+        return Json(json!({"status": status})).into_response();
+    }
+    Json(condition(&shared, model, status)).into_response()
+}
+
+fn condition(shared: &Shared, model: &Model, status: &str) -> Value {
+    let pulse = model.pulse();
+    let (load, memory) = (&pulse.load, machine::memory::usage());
+    let experts = pulse.experts.as_ref().map(|experts| {
+        json!({
+            "hit_rate": experts.hit_rate(),
+            "hits": experts.hits,
+            "misses": experts.misses,
+            "read_bytes": experts.read_bytes,
+            "read_seconds_p50": experts.latency_seconds_p50,
+            "read_seconds_p99": experts.latency_seconds_p99,
+            "slots": model.plan.streaming.as_ref().map(|streaming| streaming.slots),
+        })
+    });
+    json!({
+        "status": status,
+        "model": model.name,
+        "mode": model.mode(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_seconds": shared.started.elapsed().as_secs_f64(),
+        "context": model.facts.context,
+        "parallel": model.facts.parallel,
+        "plan": plan_json(&model.plan),
+        "memory": {
+            "resident_bytes": memory.resident_bytes,
+            "peak_bytes": memory.peak_resident_bytes,
+        },
+        "requests": {
+            "active": load.active,
+            "queued": load.queued,
+            "limit": shared.options.queue,
+        },
+        "rates": {
+            "prefill_tok_s": pulse.rates.prefill,
+            "decode_tok_s": pulse.rates.decode,
+        },
+        "pool": {"pages": load.pages, "free": load.free_pages},
+        "prefix_cache": {"entries": load.cache_entries, "tokens": load.cache_tokens},
+        "experts": experts,
+    })
+}
+
+/// `GET /metrics`
+pub(crate) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, numbers::of(&shared)).into_response()
+}
+
+/// `GET /openapi.json`
+pub(crate) async fn openapi(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    Json(described(shared.model().ok().map(|model| model.facts.vocabulary)))
+}
+
+/// The description, with what only a running server knows: its version, and which tokens there are.
+fn described(vocabulary: Option<usize>) -> Value {
+    let mut description: Value = serde_json::from_str(OPENAPI).unwrap_or_default();
+    if let Some(version) = description.pointer_mut("/info/version") {
+        *version = env!("CARGO_PKG_VERSION").into();
+    }
+    let last = "/components/schemas/DetokenizeRequest/properties/tokens/items/maximum";
+    if let (Some(maximum), Some(vocabulary)) = (description.pointer_mut(last), vocabulary) {
+        *maximum = vocabulary.saturating_sub(1).into();
+    }
+    description
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Method and path of each `.route("/path", method(…))` in the router's source.
+    fn routes() -> BTreeSet<(String, String)> {
+        let calls = include_str!("app.rs").split(".route(").skip(1);
+        let route = |call: &str| {
+            let mut parts = call.splitn(3, '"');
+            let path = parts.nth(1).unwrap().replace("{*", "{");
+            let method = parts.next().unwrap().trim_start_matches([',', ' ', '\n']);
+            (method.split('(').next().unwrap().to_owned(), path)
+        };
+        calls.map(route).collect()
+    }
+
+    #[test]
+    fn every_path_is_described_and_every_description_has_its_path() {
+        let description = described(None);
+        let paths = description["paths"].as_object().unwrap();
+        let described: BTreeSet<(String, String)> = paths
+            .iter()
+            .flat_map(|(path, methods)| {
+                let methods = methods.as_object().unwrap().keys();
+                methods.map(move |method| (method.clone(), path.clone()))
+            })
+            .collect();
+        assert!(described.len() > 25, "{described:?}");
+        assert_eq!(routes(), described);
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn walk(root: &Value, value: &Value, seen: &mut usize) {
+            match value {
+                Value::Object(map) => {
+                    if let Some(Value::String(reference)) = map.get("$ref") {
+                        let pointer = reference.strip_prefix('#').unwrap();
+                        assert!(root.pointer(pointer).is_some(), "{reference}");
+                        *seen += 1;
+                    }
+                    map.values().for_each(|value| walk(root, value, seen));
+                }
+                Value::Array(items) => items.iter().for_each(|value| walk(root, value, seen)),
+                _ => {}
+            }
+        }
+        let (description, mut seen) = (described(None), 0);
+        walk(&description, &description, &mut seen);
+        assert!(seen > 50);
+    }
+
+    #[test]
+    fn the_description_knows_the_vocabulary() {
+        let tokens = "/components/schemas/DetokenizeRequest/properties/tokens/items/maximum";
+        assert_eq!(described(Some(5000)).pointer(tokens), Some(&json!(4999)));
+        assert_eq!(described(None)["info"]["version"], env!("CARGO_PKG_VERSION"));
+    }
+}

@@ -1,0 +1,39 @@
+//! The only crate that knows HTTP: OpenAI, Anthropic and Ollama wire formats, metrics, the web page.
+//!
+//! [`Server::start`] binds and answers at once, with 503 while the model is loading; [`Server::run`]
+//! gives it the model and steps the engine on the calling thread until a signal comes. Requests become
+//! an [`ask::Ask`], whatever dialect they are in; `prepare` turns it into tokens, the `desk` feeds
+//! the engine and hands out events, an [`answers::Answers`] turns those back into text, and the dialect
+//! writes them on the wire.
+//!
+//! Invariant: what a client sends, and how slowly or whether it reads, costs nobody else anything.
+
+#![forbid(unsafe_code)]
+
+mod answers;
+mod app;
+mod ask;
+mod base64;
+mod conversation;
+mod desk;
+mod error;
+mod fields;
+mod metrics;
+mod model;
+mod options;
+mod prepare;
+mod server;
+mod shared;
+mod time;
+mod wire;
+
+mod anthropic;
+mod inspect;
+mod live;
+mod ollama;
+mod openai;
+mod page;
+
+pub use inspect::metrics_page;
+pub use options::Options;
+pub use server::{Loaded, Server, StartError};

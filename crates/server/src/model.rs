@@ -1,0 +1,80 @@
+//! The model that is served, and what handlers need of it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use engine::{Dialect, Engine, ExpertLoad, Grammars, Load, Plan};
+
+use crate::desk::Desk;
+use crate::live::Rates;
+
+/// What is known of the model once it is loaded.
+pub(crate) struct Model {
+    /// As it was asked for.
+    pub(crate) name: String,
+    /// When it was loaded, in seconds since 1970.
+    pub(crate) created: u64,
+    /// Text to tokens and back.
+    pub(crate) dialect: Arc<Dialect>,
+    /// What answers may be made to look like.
+    pub(crate) grammars: Arc<Grammars>,
+    /// Where requests go.
+    pub(crate) desk: Desk,
+    /// Where the memory goes.
+    pub(crate) plan: Plan,
+    /// Facts for people.
+    pub(crate) facts: Facts,
+    /// What the engine last said of itself.
+    pub(crate) pulse: Mutex<Pulse>,
+}
+
+/// Facts about a model.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// `model_type` of its config.
+    pub(crate) model_type: String,
+    /// Positions a conversation may have.
+    pub(crate) context: usize,
+    /// Tokens there are.
+    pub(crate) vocabulary: usize,
+    /// Conversations that are answered at once.
+    pub(crate) parallel: usize,
+    /// All parameters.
+    pub(crate) parameters: u64,
+    /// Bytes of all weights.
+    pub(crate) bytes: u64,
+    /// Such as `4-bit`.
+    pub(crate) quantization: String,
+    /// Layers with routed experts, experts of each, experts a token uses.
+    pub(crate) experts: Option<(usize, usize, usize)>,
+}
+
+/// The state of the engine after its last step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pulse {
+    /// Requests and memory.
+    pub(crate) load: Load,
+    /// What happens a second.
+    pub(crate) rates: Rates,
+    /// Reads of experts, if they stream.
+    pub(crate) experts: Option<ExpertLoad>,
+}
+
+impl Pulse {
+    /// Of an engine that has not stepped yet.
+    pub(crate) fn of(engine: &Engine) -> Pulse {
+        let experts = engine.runner().expert_load();
+        Pulse { load: engine.load(), rates: Rates::default(), experts }
+    }
+}
+
+impl Model {
+    /// The state of the engine after its last step.
+    pub(crate) fn pulse(&self) -> Pulse {
+        self.pulse.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether experts are read when they are wanted.
+    pub(crate) fn mode(&self) -> &'static str {
+        if self.plan.streaming.is_some() { "streaming" } else { "resident" }
+    }
+}

@@ -1,0 +1,92 @@
+//! Ollama's dialect: what its clients list, show and ask, answered in lines of JSON.
+//!
+//! One model answers, whatever name a request gives it: the name is handed back. What would fetch,
+//! change or remove models is refused with a sentence that says so. Tool calls come whole, with their
+//! arguments as an object.
+
+mod manage;
+mod reply;
+mod request;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+
+pub(crate) use manage::{embed, ps, refuse, show, tags, version};
+
+use crate::answers::{Answers, Part};
+use crate::app::Posted;
+use crate::error::ErrorShape;
+use crate::fields::{Fields, Result};
+use crate::prepare;
+use crate::shared::Shared;
+use crate::wire::{self, Framing, Gone, KeepAlive, Wire};
+use reply::{Calls, Kind, Reply};
+use request::Wanted;
+
+/// `POST /api/chat`
+pub(crate) async fn chat(
+    State(shared): State<Arc<Shared>>,
+    Posted(body): Posted,
+) -> Result<Response> {
+    answer(&shared, Kind::Chat, request::chat(&Fields::of_body(&body)?)?).await
+}
+
+/// `POST /api/generate`
+pub(crate) async fn generate(
+    State(shared): State<Arc<Shared>>,
+    Posted(body): Posted,
+) -> Result<Response> {
+    answer(&shared, Kind::Generate, request::generate(&Fields::of_body(&body)?)?).await
+}
+
+async fn answer(shared: &Shared, kind: Kind, wanted: Wanted) -> Result<Response> {
+    let started = Instant::now();
+    let model = wanted.model.unwrap_or(manage::tagged(&shared.model()?.name));
+    let reply = Reply { kind, model, started };
+    // Who asks for nothing wants the model to be there, which it is.
+    let Some(ask) = wanted.ask else { return Ok(Json(reply.loaded()).into_response()) };
+    let answers = prepare::begin(shared, ask).await?;
+    if wanted.stream {
+        let options = &shared.options;
+        // Lines of JSON have no comments: a silent stream stays silent.
+        let keep_alive =
+            KeepAlive { every: options.keep_alive, frame: None, unread: options.unread };
+        let run = |wire| tell(wire, answers, reply);
+        return Ok(wire::stream(Framing::Lines, keep_alive, run));
+    }
+    let whole = answers.collect().await?.pop().unwrap_or_default();
+    Ok(Json(reply.whole(&whole)).into_response())
+}
+
+/// Line by line.
+async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) -> Result<(), Gone> {
+    let mut calls = Calls::default();
+    while let Some((_, parts)) = wire.next(&mut answers).await? {
+        for part in parts {
+            let line = match part {
+                Part::Prefill { .. } => None,
+                Part::Reasoning(text) => Some(reply.thinking(&text)),
+                Part::Content { text, logprobs } => Some(reply.content(&text, &logprobs)),
+                Part::ToolBegin { id, name, .. } => {
+                    calls.begin(id, name);
+                    None
+                }
+                Part::ToolArguments { json, .. } => {
+                    calls.more(&json);
+                    None
+                }
+                Part::ToolEnd { .. } => calls.end().map(|call| reply.tool_call(call)),
+                Part::Finished(ending) => Some(reply.last(&ending)),
+                Part::Failed(error) => Some(ErrorShape::Ollama.body(&error)),
+            };
+            if let Some(line) = line {
+                wire.json(&line).await?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! `POST /v1/chat/completions`.
+//!
+//! [`read`] turns a body into an ask; [`Shape`] turns what comes back into choices, whole or in deltas.
+//! Unknown fields are ignored, and so is the model's name: the model that is loaded answers.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::{Head, Streaming, finish_word, format, logprobs_json, messages, tools, total};
+use crate::answers::{Finish, Part, TokenLogprob, Whole};
+use crate::app::Posted;
+use crate::ask::{Ask, Input, Wishes};
+use crate::fields::{Fields, Result, wrong};
+use crate::prepare;
+use crate::shared::Shared;
+
+/// The most alternatives to a token, as OpenAI has it.
+const MOST_TOP_LOGPROBS: usize = 20;
+
+/// A request as it was read.
+#[derive(Debug)]
+pub(crate) struct Chat {
+    pub(crate) ask: Ask,
+    streaming: Option<Streaming>,
+    shape: Shape,
+}
+
+/// What the client's choices look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Shape {
+    /// Tokens come with their log-probabilities.
+    logprobs: bool,
+    /// A call is a `function_call`: the client offered `functions`.
+    is_older: bool,
+}
+
+/// Answers a conversation.
+pub(crate) async fn complete(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    Posted(body): Posted,
+) -> Result<Response> {
+    let Chat { ask, streaming, shape } = read(&body)?;
+    let choices = ask.choices;
+    let answers = prepare::begin(&shared, ask).await?;
+    let model = &shared.model()?.name;
+    let Some(streaming) = streaming else {
+        let head = Head::new("chatcmpl-", "chat.completion", model);
+        let wholes = answers.collect().await?;
+        return Ok(Json(response(&head, &wholes, shape)).into_response());
+    };
+    let head = Head::new("chatcmpl-", "chat.completion.chunk", model);
+    let opening = (0..choices).map(opening).collect();
+    let choice_of = move |index, part: &Part| shape.choice(index, part);
+    Ok(super::stream(&shared, &headers, head, streaming, answers, choices, opening, choice_of))
+}
+
+/// Reads a body.
+pub(crate) fn read(body: &Value) -> Result<Chat> {
+    let fields = Fields::of_body(body)?;
+    let mut ask = Ask::new(Input::Chat(messages::read(&fields)?));
+    ask.max_tokens = max_tokens(&fields)?;
+    ask.choices = fields.count("n")?.unwrap_or(1);
+    ask.set_stop(&fields, "stop")?;
+    ask.sampling = Wishes::read(&fields)?;
+    ask.sampling.logprobs = top_logprobs(&fields)?;
+    let shape = Shape {
+        logprobs: ask.sampling.logprobs.is_some(),
+        is_older: tools::read(&fields, &mut ask)?,
+    };
+    ask.grammar = format::read(&fields)?;
+    read_thinking(&fields, &mut ask)?;
+    let streaming = Streaming::read(&fields)?;
+    Ok(Chat { ask, streaming, shape })
+}
+
+/// The newer name wins.
+fn max_tokens(fields: &Fields<'_>) -> Result<Option<usize>> {
+    let mut most = None;
+    for key in ["max_tokens", "max_completion_tokens"] {
+        let count = fields.count(key)?;
+        if count == Some(0) {
+            return Err(fields.error(key, "must be at least 1, got 0"));
+        }
+        most = count.or(most);
+    }
+    Ok(most)
+}
+
+/// How many alternatives to each token, if log-probabilities are wanted.
+fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>> {
+    let is_wanted = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.count("top_logprobs")?.unwrap_or(0);
+    if top > MOST_TOP_LOGPROBS {
+        let message = format!("must be 0 to {MOST_TOP_LOGPROBS}, got {top}");
+        return Err(fields.error("top_logprobs", message));
+    }
+    if top > 0 && !is_wanted {
+        return Err(fields.error("top_logprobs", "needs `logprobs` to be true"));
+    }
+    Ok(is_wanted.then_some(top))
+}
+
+/// Whether and how much to think, from the vaguest wish to the most exact one.
+fn read_thinking(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    match fields.string("reasoning_effort")? {
+        None => {}
+        Some("none" | "minimal") => ask.thinking = Some(false),
+        // Who wants effort wants thinking, as on the other paths.
+        Some(effort) => {
+            ask.thinking = Some(true);
+            let effort = Value::from(effort);
+            ask.template_variables.insert("reasoning_effort".to_owned(), effort);
+        }
+    }
+    if let Some(thinking) = fields.bool("enable_thinking")? {
+        ask.thinking = Some(thinking);
+    }
+    if let Some(variables) = fields.map("chat_template_kwargs")? {
+        ask.template_variables.extend(variables.clone());
+    }
+    match ask.template_variables.shift_remove("enable_thinking") {
+        None | Some(Value::Null) => {}
+        Some(Value::Bool(thinking)) => ask.thinking = Some(thinking),
+        Some(other) => {
+            return Err(wrong("chat_template_kwargs.enable_thinking", "true or false", &other));
+        }
+    }
+    Ok(())
+}
+
+fn response(head: &Head, wholes: &[Whole], shape: Shape) -> Value {
+    let choices = wholes.iter().enumerate().map(|(index, whole)| shape.whole(index, whole));
+    let endings = wholes.iter().filter_map(|whole| whole.ending.as_ref());
+    let usages: Vec<_> = endings.map(|ending| ending.usage.clone()).collect();
+    head.whole(choices.collect(), &total(&usages, wholes.len()))
+}
+
+/// The first chunk of a choice, sent before anything is known of the answer.
+fn opening(index: usize) -> Value {
+    let delta = json!({"role": "assistant", "content": ""});
+    json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null})
+}
+
+impl Shape {
+    /// What a part of an answer adds, if anything.
+    fn choice(self, index: usize, part: &Part) -> Option<Value> {
+        let (mut logprobs, mut finish_reason) = (Value::Null, Value::Null);
+        let delta = match part {
+            Part::Prefill { .. } | Part::ToolEnd { .. } | Part::Failed(_) => return None,
+            Part::Reasoning(text) => json!({"reasoning_content": text}),
+            Part::Content { text, logprobs: tokens } => {
+                if text.is_empty() && (tokens.is_empty() || !self.logprobs) {
+                    return None;
+                }
+                logprobs = self.logprobs(tokens);
+                json!({"content": text})
+            }
+            Part::ToolBegin { index: call, id, name } => {
+                let function = json!({"name": name, "arguments": ""});
+                let full =
+                    json!({"index": call, "id": id, "type": "function", "function": function});
+                self.call(*call, &function, &full)?
+            }
+            Part::ToolArguments { index: call, json } => {
+                let function = json!({"arguments": json});
+                let more = json!({"index": call, "function": function});
+                self.call(*call, &function, &more)?
+            }
+            Part::Finished(ending) => {
+                finish_reason = self.finish_reason(ending.reason);
+                json!({})
+            }
+        };
+        Some(json!({
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }))
+    }
+
+    /// A delta of a call; the older way has room for the first only.
+    fn call(self, call: usize, function: &Value, full: &Value) -> Option<Value> {
+        match (self.is_older, call) {
+            (false, _) => Some(json!({"tool_calls": [full]})),
+            (true, 0) => Some(json!({"function_call": function})),
+            (true, _) => None,
+        }
+    }
+
+    /// A whole choice.
+    fn whole(self, index: usize, whole: &Whole) -> Value {
+        let has_only_calls = whole.content.is_empty() && !whole.tool_calls.is_empty();
+        let content = if has_only_calls { None } else { Some(whole.content.as_str()) };
+        let mut message = json!({"role": "assistant", "content": content});
+        if !whole.reasoning.is_empty() {
+            message["reasoning_content"] = Value::from(whole.reasoning.as_str());
+        }
+        if let Some(first) = whole.tool_calls.first() {
+            if self.is_older {
+                message["function_call"] =
+                    json!({"name": first.name, "arguments": first.arguments});
+            } else {
+                let calls = whole.tool_calls.iter();
+                let calls =
+                    calls.map(|call| tools::call_json(&call.id, &call.name, &call.arguments));
+                message["tool_calls"] = calls.collect();
+            }
+        }
+        let reason = whole.ending.as_ref().map(|ending| self.finish_reason(ending.reason));
+        json!({
+            "index": index,
+            "message": message,
+            "logprobs": self.logprobs(&whole.logprobs),
+            "finish_reason": reason,
+        })
+    }
+
+    fn logprobs(self, tokens: &[TokenLogprob]) -> Value {
+        if self.logprobs { logprobs_json(tokens) } else { Value::Null }
+    }
+
+    fn finish_reason(self, finish: Finish) -> Value {
+        match finish {
+            Finish::ToolCalls if self.is_older => Value::from("function_call"),
+            finish => Value::from(finish_word(finish)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "chat_tests.rs"]
+mod tests;

@@ -1,0 +1,131 @@
+//! Reading `input`: messages, calls, results and thinking, one item each.
+
+use serde_json::{Map, Value};
+
+use super::offers::{required, seen_as};
+use super::reply::THINKING;
+use crate::conversation::Conversation;
+use crate::fields::{Fields, Result, wrong};
+use crate::openai::messages::{called_function, text_part};
+
+/// The conversation of a request.
+pub(crate) fn read(fields: &Fields<'_>) -> Result<Conversation> {
+    let mut conversation = Conversation::default();
+    if let Some(instructions) = fields.string("instructions")? {
+        conversation.instructed(instructions);
+    }
+    match fields.required("input")? {
+        Value::String(text) => conversation.asked(text),
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                read_item(&Fields::of(item, format!("input[{index}]"))?, &mut conversation)?;
+            }
+        }
+        other => return Err(wrong("input", "a string or an array of items", other)),
+    }
+    if conversation.is_empty() {
+        return Err(fields.error("input", "there is nothing to answer"));
+    }
+    Ok(conversation)
+}
+
+fn read_item(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
+    let kind = match item.string("type")? {
+        Some(kind) => kind,
+        None if item.get("role").is_some() => "message",
+        None if item.get("id").is_some() => "item_reference",
+        None => required(item, "type")?,
+    };
+    match kind {
+        "message" => read_message(item, conversation)?,
+        "function_call" => {
+            let function = called_function(item)?;
+            let name = seen_as(item.string("namespace")?, required(item, "name")?);
+            let arguments = function["arguments"].as_object().cloned().unwrap_or_default();
+            conversation.called(required(item, "call_id")?, &name, arguments);
+        }
+        "custom_tool_call" => {
+            let name = seen_as(item.string("namespace")?, required(item, "name")?);
+            let input = Value::from(required(item, "input")?);
+            let arguments = Map::from_iter([("input".to_owned(), input)]);
+            conversation.called(required(item, "call_id")?, &name, arguments);
+        }
+        "function_call_output" | "custom_tool_call_output" => {
+            let output = item.required("output")?;
+            let text = texts(output, &item.path("output"))?.join("\n\n");
+            conversation.returned(required(item, "call_id")?, text);
+        }
+        "reasoning" => {
+            if let Some(text) = thinking(item)? {
+                conversation.thought(&text);
+            }
+        }
+        "item_reference" => {
+            let message = "this server keeps no items: send the item itself";
+            return Err(item.error("type", message));
+        }
+        other => {
+            return Err(item.error("type", format!("items of type {other:?} are not supported")));
+        }
+    }
+    Ok(())
+}
+
+fn read_message(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
+    let role = required(item, "role")?;
+    let say = match role {
+        "user" => Conversation::asked,
+        "assistant" => Conversation::said,
+        "system" | "developer" => Conversation::instructed,
+        other => {
+            let message = format!("must be user, assistant, system or developer, got {other:?}");
+            return Err(item.error("role", message));
+        }
+    };
+    for text in texts(item.required("content")?, &item.path("content"))? {
+        say(conversation, &text);
+    }
+    Ok(())
+}
+
+/// Texts of a string or of an array of parts.
+fn texts(content: &Value, path: &str) -> Result<Vec<String>> {
+    match content {
+        Value::String(text) => Ok(vec![text.clone()]),
+        Value::Array(parts) => {
+            let read = |(index, part)| {
+                let part = text_part(part, &format!("{path}[{index}]"))?;
+                Ok(part["text"].as_str().unwrap_or_default().to_owned())
+            };
+            parts.iter().enumerate().map(read).collect()
+        }
+        other => Err(wrong(path, "a string or an array of parts", other)),
+    }
+}
+
+/// What was thought, as it was: in the open, or as what clients hand back unread. A summary is less, but better
+/// than nothing.
+fn thinking(item: &Fields<'_>) -> Result<Option<String>> {
+    let content = thoughts(item, "content")?;
+    if !content.is_empty() {
+        return Ok(Some(content));
+    }
+    // Other servers' secrets are of no use.
+    if let Some(own) =
+        item.string("encrypted_content")?.and_then(|text| text.strip_prefix(THINKING))
+    {
+        return Ok(Some(own.to_owned()));
+    }
+    let summary = thoughts(item, "summary")?;
+    Ok((!summary.is_empty()).then_some(summary))
+}
+
+fn thoughts(item: &Fields<'_>, key: &str) -> Result<String> {
+    let parts = item.array(key)?.unwrap_or_default();
+    let read = |(index, part)| {
+        let part = Fields::of(part, item.path(&format!("{key}[{index}]")))?;
+        required(&part, "text").map(str::to_owned)
+    };
+    let texts = parts.iter().enumerate().map(read).collect::<Result<Vec<String>>>()?;
+    Ok(texts.join("\n\n"))
+}

@@ -1,0 +1,161 @@
+//! What a client asks for, and the fields that a response repeats.
+
+use serde_json::{Map, Value, json};
+
+use super::items;
+use super::offers::Offers;
+use super::reply::Extras;
+use crate::ask::{Ask, Input, Wishes};
+use crate::error::ApiError;
+use crate::fields::{Fields, Result};
+use crate::openai::format::response_format;
+
+/// The most alternatives to a token that may be asked for.
+const MOST_TOP_LOGPROBS: usize = 20;
+/// Fields that need a memory of earlier requests, and this server has none.
+const KEPT: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
+/// Fields that a response repeats as they came.
+const ECHOED: [&str; 12] = [
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "user",
+];
+
+/// A request that was understood.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) ask: Ask,
+    pub(crate) offers: Offers,
+    pub(crate) extras: Extras,
+    /// Whether the answer is streamed.
+    pub(crate) streams: bool,
+    /// What the response says of the request.
+    pub(crate) echo: Map<String, Value>,
+}
+
+/// Reads a request.
+pub(crate) fn read(body: &Value) -> Result<Asked> {
+    let fields = Fields::of_body(body)?;
+    fields.string("model")?;
+    refuse_what_needs_memory(&fields)?;
+    let conversation = items::read(&fields)?;
+    let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
+    ask.max_tokens = fields.count("max_output_tokens")?;
+    if ask.max_tokens == Some(0) {
+        return Err(fields.error("max_output_tokens", "must be at least 1, got 0"));
+    }
+    ask.sampling = Wishes::read(&fields)?;
+    let offers = Offers::read(&fields, &mut ask)?;
+    if let Some(text) = fields.fields("text")?
+        && let Some(format) = text.fields("format")?
+    {
+        ask.grammar = response_format(&format)?;
+    }
+    read_effort(&fields, &mut ask)?;
+    let extras = read_extras(&fields, &mut ask)?;
+    let streams = fields.bool("stream")?.unwrap_or(false);
+    fields.string("user")?;
+    let echo = echo(&fields)?;
+    Ok(Asked { ask, offers, extras, streams, echo })
+}
+
+fn refuse_what_needs_memory(fields: &Fields<'_>) -> Result<()> {
+    for key in KEPT {
+        if fields.get(key).is_some() {
+            let message = "this server is stateless and keeps no responses: send the whole \
+                           conversation as `input`";
+            let error = fields.error(key, message);
+            return Err(ApiError { code: "unsupported_parameter", ..error });
+        }
+    }
+    if fields.bool("background")?.unwrap_or(false) {
+        let error =
+            fields.error("background", "this server is stateless: a response is answered at once");
+        return Err(ApiError { code: "unsupported_parameter", ..error });
+    }
+    // There is nowhere to store anything.
+    fields.bool("store")?;
+    Ok(())
+}
+
+/// Whether and how much to think.
+fn read_effort(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    let Some(reasoning) = fields.fields("reasoning")? else { return Ok(()) };
+    match reasoning.string("effort")? {
+        None => {}
+        Some("none" | "minimal") => ask.thinking = Some(false),
+        Some(effort @ ("low" | "medium" | "high" | "xhigh" | "max")) => {
+            ask.thinking = Some(true);
+            ask.template_variables.insert("reasoning_effort".to_owned(), effort.into());
+        }
+        Some(other) => {
+            let message =
+                format!("must be none, minimal, low, medium, high, xhigh or max, got {other:?}");
+            return Err(reasoning.error("effort", message));
+        }
+    }
+    Ok(())
+}
+
+/// What is to be in the response beside the answer.
+fn read_extras(fields: &Fields<'_>, ask: &mut Ask) -> Result<Extras> {
+    let include = fields.strings("include")?;
+    let wants = |what: &str| include.iter().any(|one| one == what);
+    let top = fields.count("top_logprobs")?;
+    if let Some(top) = top.filter(|&top| top > MOST_TOP_LOGPROBS) {
+        let message = format!("must be 0 to {MOST_TOP_LOGPROBS}, got {top}");
+        return Err(fields.error("top_logprobs", message));
+    }
+    let logprobs = wants("message.output_text.logprobs") || top.is_some_and(|top| top > 0);
+    if logprobs {
+        ask.sampling.logprobs = Some(top.unwrap_or(0));
+    }
+    Ok(Extras { logprobs, thinking: wants("reasoning.encrypted_content") })
+}
+
+/// The fields of a response that repeat the request, with defaults where official clients need a value.
+fn echo(fields: &Fields<'_>) -> Result<Map<String, Value>> {
+    let mut echo = Map::new();
+    for key in ECHOED {
+        echo.insert(key.to_owned(), fields.get(key).cloned().unwrap_or(Value::Null));
+    }
+    let default = |echo: &mut Map<String, Value>, key: &str, value: Value| {
+        let slot = echo.entry(key).or_insert(Value::Null);
+        if slot.is_null() {
+            *slot = value;
+        }
+    };
+    default(&mut echo, "tool_choice", "auto".into());
+    default(&mut echo, "tools", json!([]));
+    default(&mut echo, "text", json!({}));
+    if echo["text"].get("format").is_none_or(Value::is_null) {
+        echo["text"]["format"] = json!({"type": "text"});
+    }
+    default(&mut echo, "reasoning", json!({"effort": null, "summary": null}));
+    let metadata = fields.map("metadata")?.cloned().unwrap_or_default();
+    echo.insert("metadata".to_owned(), metadata.into());
+    let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+    echo.insert("parallel_tool_calls".to_owned(), parallel.into());
+    let top = fields.count("top_logprobs")?.unwrap_or(0);
+    echo.insert("top_logprobs".to_owned(), top.into());
+    let truncation = fields.string("truncation")?.unwrap_or("disabled");
+    echo.insert("truncation".to_owned(), truncation.into());
+    echo.insert("background".to_owned(), false.into());
+    echo.insert("previous_response_id".to_owned(), Value::Null);
+    echo.insert("service_tier".to_owned(), "default".into());
+    echo.insert("store".to_owned(), false.into());
+    Ok(echo)
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,299 @@
+//! What clients of `/v1/responses` send: what becomes of it, and what is refused with which field named.
+
+use super::*;
+use engine::Grammar;
+use text::tools::Choice;
+
+/// A request with a question and these fields beside it.
+fn with(more: Value) -> Value {
+    let mut body = json!({"model": "m", "input": "q"});
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+        body.extend(more);
+    }
+    body
+}
+
+fn asked(more: Value) -> Asked {
+    read(&with(more)).unwrap()
+}
+
+#[track_caller]
+fn check(more: Value, expect: &Value) {
+    match asked(more).ask.input {
+        Input::Chat(messages) => assert_eq!(Value::from(messages), *expect),
+        other => panic!("not a chat: {other:?}"),
+    }
+}
+
+#[test]
+fn items_become_a_conversation() {
+    let q = json!({"role": "user", "content": "q"});
+    check(json!({}), &json!([q]));
+    check(json!({"instructions": "s"}), &json!([{"role": "system", "content": "s"}, q]));
+    check(json!({"input": [{"role": "user", "content": "q"}]}), &json!([q]));
+    // As Codex begins a conversation.
+    let text = |text: &str| json!([{"type": "input_text", "text": text}]);
+    check(
+        json!({"instructions": "You are.", "input": [
+            {"type": "message", "role": "developer", "content": text("be safe")},
+            {"type": "message", "role": "user", "content": text("<environment/>")},
+            {"type": "message", "role": "user", "content": text("q")},
+        ]}),
+        &json!([
+            {"role": "system", "content": "You are.\n\nbe safe"},
+            {"role": "user", "content": "<environment/>\n\nq"},
+        ]),
+    );
+}
+
+#[test]
+fn what_the_assistant_did_is_one_message() {
+    let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let q = json!({"role": "user", "content": "q"});
+    check(
+        json!({"input": [
+            {"role": "user", "content": "q"},
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "short"}],
+             "content": [{"type": "reasoning_text", "text": "long"}]},
+            {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+             "content": [{"type": "output_text", "text": "see", "annotations": []}]},
+            {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{\"x\": 1}"},
+            {"type": "function_call", "call_id": "2", "name": "b", "namespace": "mcp__a__", "arguments": ""},
+            {"type": "custom_tool_call", "call_id": "3", "name": "apply_patch", "input": "*** Begin"},
+            {"type": "function_call_output", "call_id": "1", "output": "one"},
+            {"type": "function_call_output", "call_id": "2",
+             "output": [{"type": "input_text", "text": "t"}, {"type": "input_text", "text": "wo"}]},
+            {"type": "custom_tool_call_output", "call_id": "3", "output": "three"},
+        ]}),
+        &json!([
+            q,
+            {"role": "assistant", "content": "see", "reasoning_content": "long", "tool_calls": [
+                call("1", "f", json!({"x": 1})),
+                call("2", "mcp__a__b", json!({})),
+                call("3", "apply_patch", json!({"input": "*** Begin"})),
+            ]},
+            {"role": "tool", "tool_call_id": "1", "content": "one", "name": "f"},
+            {"role": "tool", "tool_call_id": "2", "content": "t\n\nwo", "name": "mcp__a__b"},
+            {"role": "tool", "tool_call_id": "3", "content": "three", "name": "apply_patch"},
+        ]),
+    );
+}
+
+#[test]
+fn thinking_comes_back_by_one_of_three_ways() {
+    #[track_caller]
+    fn check(reasoning: &Value, expect: Option<&str>) {
+        let mut item = json!({"type": "reasoning", "id": "rs_1", "summary": []});
+        item.as_object_mut().unwrap().extend(reasoning.as_object().unwrap().clone());
+        let input =
+            json!([{"role": "user", "content": "q"}, item, {"role": "assistant", "content": "a"}]);
+        let Input::Chat(messages) = asked(json!({"input": input})).ask.input else {
+            panic!("no chat")
+        };
+        assert_eq!(messages[1]["reasoning_content"].as_str(), expect);
+    }
+    let summary = json!([{"type": "summary_text", "text": "short"}]);
+    check(&json!({}), None);
+    check(&json!({"encrypted_content": "gAAAA"}), None);
+    check(&json!({"encrypted_content": null, "summary": summary}), Some("short"));
+    check(&json!({"encrypted_content": "millstream:long", "summary": summary}), Some("long"));
+    let content = json!([{"type": "reasoning_text", "text": "open"}]);
+    check(&json!({"encrypted_content": "millstream:long", "content": content}), Some("open"));
+}
+
+#[test]
+fn tools_are_functions_to_the_model() {
+    let asked = asked(json!({"tools": [
+        {"type": "function", "name": "shell", "description": "runs", "strict": false,
+         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+        {"type": "custom", "name": "apply_patch", "description": "patches",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: \"a\""}},
+        {"type": "web_search"},
+        {"type": "local_shell"},
+        {"type": "image_generation", "output_format": "png"},
+        {"type": "namespace", "name": "crm", "description": "d", "tools": [
+            {"type": "function", "name": "find"},
+        ]},
+    ]}));
+    let definitions = asked.ask.tool_definitions;
+    let names: Vec<&str> = asked.ask.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["shell", "apply_patch", "crm__find"]);
+    assert_eq!(definitions[0]["function"]["parameters"]["properties"]["command"]["type"], "string");
+    let patch = &definitions[1]["function"];
+    assert_eq!(
+        patch["description"],
+        "patches\n\nThe input follows this lark grammar:\nstart: \"a\""
+    );
+    assert_eq!(patch["parameters"]["properties"]["input"]["type"], "string");
+    let offer = asked.offers.called("crm__find");
+    assert_eq!((offer.name.as_str(), offer.namespace.as_deref()), ("find", Some("crm")));
+    assert!(asked.offers.called("apply_patch").is_custom);
+    // All of them are repeated.
+    assert_eq!(asked.echo["tools"].as_array().unwrap().len(), 6);
+}
+
+#[test]
+fn tool_choices_are_read() {
+    #[track_caller]
+    fn check(choice: &Value, expect: &Choice, tools: &[&str]) {
+        let offered = json!([
+            {"type": "function", "name": "f"}, {"type": "custom", "name": "g"},
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "h"}]},
+        ]);
+        let ask = asked(json!({"tools": offered, "tool_choice": choice})).ask;
+        let names: Vec<&str> = ask.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!((&ask.tool_choice, names.as_slice()), (expect, tools));
+    }
+    let all = ["f", "g", "n__h"];
+    check(&json!(null), &Choice::Auto, &all);
+    check(&json!("auto"), &Choice::Auto, &all);
+    check(&json!("none"), &Choice::None, &all);
+    check(&json!("required"), &Choice::Required, &all);
+    check(&json!({"type": "function", "name": "f"}), &Choice::Named("f".to_owned()), &all);
+    check(&json!({"type": "custom", "name": "g"}), &Choice::Named("g".to_owned()), &all);
+    let allowed = json!({"type": "allowed_tools", "mode": "required",
+                         "tools": [{"type": "function", "name": "f"}]});
+    check(&allowed, &Choice::Required, &["f"]);
+}
+
+#[test]
+fn settings_are_taken() {
+    let schema = json!({"type": "object"});
+    let asked = asked(json!({
+        "max_output_tokens": 9, "temperature": 0.5, "top_p": 0.25, "parallel_tool_calls": false,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": true},
+                 "verbosity": "low"},
+        "reasoning": {"effort": "high", "summary": "auto"}, "stream": true, "store": false,
+        "include": ["reasoning.encrypted_content", "message.output_text.logprobs"], "top_logprobs": 3,
+        "metadata": {"k": "v"}, "truncation": "auto", "user": "u", "prompt_cache_key": "key",
+        "previous_response_id": null, "client_metadata": {"x": "y"}, "service_tier": "auto",
+    }));
+    let ask = asked.ask;
+    assert_eq!(
+        (ask.max_tokens, ask.thinking, ask.parallel_tool_calls),
+        (Some(9), Some(true), false)
+    );
+    assert_eq!((ask.sampling.temperature, ask.sampling.top_p), (Some(0.5), Some(0.25)));
+    assert_eq!(ask.sampling.logprobs, Some(3));
+    assert_eq!(ask.grammar, Some(Grammar::JsonSchema(schema)));
+    assert_eq!(ask.template_variables["reasoning_effort"], "high");
+    assert!(asked.streams);
+    assert_eq!(asked.extras, Extras { logprobs: true, thinking: true });
+    let echo = Value::from(asked.echo);
+    assert_eq!(echo["metadata"], json!({"k": "v"}));
+    assert_eq!((&echo["temperature"], &echo["truncation"]), (&json!(0.5), &json!("auto")));
+    assert_eq!(echo["text"]["format"]["name"], "n");
+}
+
+#[test]
+fn what_official_clients_need_is_repeated_with_defaults() {
+    assert_eq!(
+        Value::from(asked(json!({"text": {"verbosity": "low"}})).echo),
+        json!({
+            "instructions": null, "max_output_tokens": null, "max_tool_calls": null,
+            "prompt_cache_key": null, "reasoning": {"effort": null, "summary": null},
+            "safety_identifier": null, "temperature": null,
+            "text": {"verbosity": "low", "format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
+            "top_p": null, "user": null, "metadata": {}, "parallel_tool_calls": true, "top_logprobs": 0,
+            "truncation": "disabled", "background": false, "previous_response_id": null,
+            "service_tier": "default", "store": false,
+        })
+    );
+}
+
+#[test]
+fn effort_decides_about_thinking() {
+    #[track_caller]
+    fn check(reasoning: &Value, expect: Option<bool>) {
+        assert_eq!(asked(json!({"reasoning": reasoning})).ask.thinking, expect);
+    }
+    check(&json!(null), None);
+    check(&json!({"summary": "auto"}), None);
+    check(&json!({"effort": "none"}), Some(false));
+    check(&json!({"effort": "minimal"}), Some(false));
+    check(&json!({"effort": "medium"}), Some(true));
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    #[track_caller]
+    fn check(more: Value, param: &str) {
+        let error = read(&with(more)).unwrap_err();
+        assert_eq!(error.status.as_u16(), 400);
+        assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+    }
+    check(json!({"model": 1}), "model");
+    check(json!({"input": null}), "input");
+    check(json!({"input": 1}), "input");
+    check(json!({"input": []}), "input");
+    check(json!({"instructions": ["s"]}), "instructions");
+    let item = |item: Value| json!({"input": [item]});
+    check(item(json!("q")), "input[0]");
+    check(item(json!({})), "input[0].type");
+    check(item(json!({"id": "msg_1"})), "input[0].type");
+    check(item(json!({"type": "item_reference", "id": "msg_1"})), "input[0].type");
+    check(item(json!({"type": "web_search_call", "id": "ws_1"})), "input[0].type");
+    check(item(json!({"type": "message", "content": "q"})), "input[0].role");
+    check(item(json!({"role": "tool", "content": "q"})), "input[0].role");
+    check(item(json!({"role": "user"})), "input[0].content");
+    check(item(json!({"role": "user", "content": 1})), "input[0].content");
+    let part = |part: Value| json!({"input": [{"role": "user", "content": [part]}]});
+    check(part(json!({"type": "input_image", "image_url": "x"})), "input[0].content[0]");
+    check(part(json!({"type": "input_file"})), "input[0].content[0]");
+    check(part(json!({"type": "input_text"})), "input[0].content[0].text");
+    check(part(json!({"type": "smell"})), "input[0].content[0].type");
+    check(item(json!({"type": "function_call", "call_id": "1"})), "input[0].name");
+    check(
+        item(json!({"type": "function_call", "name": "f", "arguments": "{}"})),
+        "input[0].call_id",
+    );
+    let call = |arguments: Value| json!({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}]});
+    check(call(json!("{oops")), "input[0].arguments");
+    check(call(json!("[1]")), "input[0].arguments");
+    check(item(json!({"type": "custom_tool_call", "call_id": "1", "name": "g"})), "input[0].input");
+    check(item(json!({"type": "function_call_output", "call_id": "1"})), "input[0].output");
+    check(item(json!({"type": "function_call_output", "output": "x"})), "input[0].call_id");
+    let output = json!({"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]});
+    check(item(output), "input[0].output[0]");
+    check(
+        item(json!({"type": "reasoning", "content": [{"type": "reasoning_text"}]})),
+        "input[0].content[0].text",
+    );
+    check(json!({"previous_response_id": "resp_1"}), "previous_response_id");
+    check(json!({"conversation": "conv_1"}), "conversation");
+    check(json!({"prompt": {"id": "pmpt_1"}}), "prompt");
+    check(json!({"background": true}), "background");
+    check(json!({"store": "no"}), "store");
+    check(json!({"max_output_tokens": 0}), "max_output_tokens");
+    check(json!({"max_output_tokens": -1}), "max_output_tokens");
+    check(json!({"temperature": "hot"}), "temperature");
+    check(json!({"top_p": []}), "top_p");
+    check(json!({"stream": 1}), "stream");
+    check(json!({"include": [1]}), "include[0]");
+    check(json!({"top_logprobs": 21}), "top_logprobs");
+    check(json!({"metadata": "x"}), "metadata");
+    check(json!({"truncation": 1}), "truncation");
+    check(json!({"parallel_tool_calls": "x"}), "parallel_tool_calls");
+    check(json!({"reasoning": "high"}), "reasoning");
+    check(json!({"reasoning": {"effort": "huge"}}), "reasoning.effort");
+    check(json!({"text": "json"}), "text");
+    check(json!({"text": {"format": "json"}}), "text.format");
+    check(json!({"text": {"format": {"type": "xml"}}}), "text.format.type");
+    check(json!({"tools": {}}), "tools");
+    check(json!({"tools": ["f"]}), "tools[0]");
+    check(json!({"tools": [{"name": "f"}]}), "tools[0].type");
+    check(json!({"tools": [{"type": "function"}]}), "tools[0].name");
+    check(
+        json!({"tools": [{"type": "function", "name": "f", "parameters": 1}]}),
+        "tools[0].parameters",
+    );
+    let twice = json!({"type": "function", "name": "f"});
+    check(json!({"tools": [twice, twice]}), "tools[1].name");
+    let inner = json!({"type": "namespace", "name": "n", "tools": [{"type": "custom"}]});
+    check(json!({"tools": [inner]}), "tools[0].tools[0].name");
+    check(json!({"tool_choice": "some"}), "tool_choice");
+    check(json!({"tool_choice": 1}), "tool_choice");
+    check(json!({"tool_choice": {"type": "web_search"}}), "tool_choice.type");
+    check(json!({"tool_choice": {"type": "function"}}), "tool_choice.name");
+    check(json!({"user": 1}), "user");
+}

@@ -1,0 +1,259 @@
+//! Reading tools and what a client wants done with them, with the older `functions` beside them.
+
+use serde_json::Value;
+use text::tools::{Choice, Tool};
+
+use crate::ask::Ask;
+use crate::error::ApiError;
+use crate::fields::{Fields, Result, wrong};
+
+/// Takes a request's tools over into the ask. Says whether they came as `functions`: an answer has to call
+/// them the older way then.
+pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<bool> {
+    for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
+        let tool = Fields::of(tool, format!("tools[{index}]"))?;
+        match tool.string("type")? {
+            None | Some("function") => {}
+            Some(other) => {
+                let message = format!("only tools of type function are known, got {other:?}");
+                return Err(tool.error("type", message));
+            }
+        }
+        tool.required("function")?;
+        if let Some(function) = tool.fields("function")? {
+            add(&function, ask)?;
+        }
+    }
+    if let Some(choice) = fields.get("tool_choice") {
+        read_choice(fields, choice, ask)?;
+    }
+    ask.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+
+    let functions = fields.array("functions")?.unwrap_or_default();
+    let is_older = ask.tools.is_empty() && !functions.is_empty();
+    if is_older {
+        for (index, function) in functions.iter().enumerate() {
+            add(&Fields::of(function, format!("functions[{index}]"))?, ask)?;
+        }
+        if let Some(choice) = fields.get("function_call") {
+            ask.tool_choice = older_choice(choice)?;
+        }
+        // There is room for one call in an answer of this kind.
+        ask.parallel_tool_calls = false;
+    }
+    Ok(is_older)
+}
+
+fn add(function: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    function.required("name")?;
+    let name = function.string("name")?.unwrap_or_default().to_owned();
+    let description = function.string("description")?.map(str::to_owned);
+    let parameters = function.map("parameters")?.cloned().unwrap_or_default();
+    // Arguments follow the schema where they are enforced at all.
+    function.bool("strict")?;
+    let tool = Tool { name, description, parameters: Value::Object(parameters) };
+    ask.add_tool(tool, &function.path("name"))
+}
+
+fn read_choice(fields: &Fields<'_>, choice: &Value, ask: &mut Ask) -> Result<()> {
+    let Value::Object(_) = choice else {
+        let word =
+            choice.as_str().ok_or_else(|| wrong("tool_choice", "a string or an object", choice))?;
+        ask.tool_choice = match word {
+            "auto" => Choice::Auto,
+            "none" => Choice::None,
+            "required" => Choice::Required,
+            other => {
+                let message = format!("must be auto, none, required or an object, got {other:?}");
+                return Err(fields.error("tool_choice", message));
+            }
+        };
+        return Ok(());
+    };
+    let choice = Fields::of(choice, "tool_choice")?;
+    choice.required("type")?;
+    match choice.string("type")?.unwrap_or_default() {
+        "function" => ask.tool_choice = Choice::Named(named_function(&choice)?),
+        "allowed_tools" => {
+            // Its members stand in an object of the same name, or beside the type.
+            let allowed = choice.fields("allowed_tools")?.unwrap_or(choice);
+            allow_only(&allowed, ask)?;
+        }
+        other => {
+            let message = format!("must be function or allowed_tools, got {other:?}");
+            return Err(choice.error("type", message));
+        }
+    }
+    Ok(())
+}
+
+/// `{"function": {"name": …}}`, or the name beside the type.
+fn named_function(choice: &Fields<'_>) -> Result<String> {
+    let inner = choice.fields("function")?;
+    if inner.is_none() && choice.get("name").is_none() {
+        choice.required("function")?;
+    }
+    let function = inner.as_ref().unwrap_or(choice);
+    function.required("name")?;
+    Ok(function.string("name")?.unwrap_or_default().to_owned())
+}
+
+/// All other tools are as if they were not there.
+pub(super) fn allow_only(allowed: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    ask.tool_choice = match allowed.string("mode")? {
+        None | Some("auto") => Choice::Auto,
+        Some("required") => Choice::Required,
+        Some(other) => {
+            return Err(allowed.error("mode", format!("must be auto or required, got {other:?}")));
+        }
+    };
+    allowed.required("tools")?;
+    let mut names = Vec::new();
+    for (index, tool) in allowed.array("tools")?.unwrap_or_default().iter().enumerate() {
+        let path = allowed.path(&format!("tools[{index}]"));
+        let name = named_function(&Fields::of(tool, path.as_str())?)?;
+        if !ask.tools.iter().any(|tool| tool.name == name) {
+            return Err(ApiError::field(path, format!("there is no tool named {name:?}")));
+        }
+        names.push(name);
+    }
+    ask.tools.retain(|tool| names.contains(&tool.name));
+    ask.tool_definitions.retain(|tool| {
+        tool["function"]["name"].as_str().is_some_and(|name| names.iter().any(|one| one == name))
+    });
+    Ok(())
+}
+
+fn older_choice(choice: &Value) -> Result<Choice> {
+    match choice {
+        Value::String(word) if word == "auto" => Ok(Choice::Auto),
+        Value::String(word) if word == "none" => Ok(Choice::None),
+        Value::Object(_) => {
+            let function = Fields::of(choice, "function_call")?;
+            function.required("name")?;
+            Ok(Choice::Named(function.string("name")?.unwrap_or_default().to_owned()))
+        }
+        Value::String(other) => {
+            let message = format!("must be auto, none or an object, got {other:?}");
+            Err(ApiError::field("function_call", message))
+        }
+        other => Err(wrong("function_call", "a string or an object", other)),
+    }
+}
+
+/// A call as an assistant's message has it.
+pub(super) fn call_json(id: &str, name: &str, arguments: &str) -> Value {
+    serde_json::json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ask::{Input, MOST_TOOLS};
+    use serde_json::json;
+
+    fn read_body(body: &Value) -> Result<(Ask, bool)> {
+        let mut ask = Ask::new(Input::Chat(Vec::new()));
+        let is_older = read(&Fields::of_body(body).unwrap(), &mut ask)?;
+        Ok((ask, is_older))
+    }
+
+    fn tool(name: &str) -> Value {
+        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
+    }
+
+    #[track_caller]
+    fn check(body: &Value, tools: &[&str], choice: &Choice) {
+        let (ask, _) = read_body(body).unwrap();
+        let names: Vec<&str> = ask.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!((names.as_slice(), &ask.tool_choice), (tools, choice));
+        let definitions = ask.tool_definitions.iter();
+        let defined: Vec<&str> =
+            definitions.map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+        assert_eq!(defined, tools);
+    }
+
+    #[track_caller]
+    fn refused(body: &Value, param: &str) {
+        let error = read_body(body).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+    }
+
+    #[test]
+    fn tools_and_choices() {
+        check(&json!({}), &[], &Choice::Auto);
+        check(&json!({"tools": null, "tool_choice": "none"}), &[], &Choice::None);
+        let two = json!([tool("f"), tool("g")]);
+        let with = |choice: Value| json!({"tools": two, "tool_choice": choice});
+        check(&with(json!(null)), &["f", "g"], &Choice::Auto);
+        check(&with(json!("required")), &["f", "g"], &Choice::Required);
+        let named = Choice::Named("g".to_owned());
+        check(&with(json!({"type": "function", "function": {"name": "g"}})), &["f", "g"], &named);
+        check(&with(json!({"type": "function", "name": "g"})), &["f", "g"], &named);
+        let allowed = json!({"mode": "required", "tools": [tool("g")]});
+        check(
+            &with(json!({"type": "allowed_tools", "allowed_tools": allowed})),
+            &["g"],
+            &Choice::Required,
+        );
+        check(
+            &json!({"tools": [{"function": {"name": "f", "strict": true}}]}),
+            &["f"],
+            &Choice::Auto,
+        );
+    }
+
+    #[test]
+    fn absent_parameters_are_empty() {
+        let body = json!({"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": false});
+        let (ask, is_older) = read_body(&body).unwrap();
+        assert_eq!(ask.tools[0].parameters, json!({}));
+        assert!(!ask.parallel_tool_calls && !is_older);
+    }
+
+    #[test]
+    fn functions_are_tools() {
+        let body = json!({"functions": [{"name": "f"}], "function_call": {"name": "f"}});
+        check(&body, &["f"], &Choice::Named("f".to_owned()));
+        let (ask, is_older) = read_body(&body).unwrap();
+        assert!(is_older && !ask.parallel_tool_calls);
+        refused(
+            &json!({"functions": [{"name": "f"}], "function_call": "required"}),
+            "function_call",
+        );
+        refused(&json!({"functions": [{"name": "f"}], "function_call": 1}), "function_call");
+        refused(&json!({"functions": [{}]}), "functions[0].name");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_place() {
+        refused(&json!({"tools": {}}), "tools");
+        refused(&json!({"tools": [1]}), "tools[0]");
+        refused(&json!({"tools": [tool("f"), {"type": "web_search"}]}), "tools[1].type");
+        refused(&json!({"tools": [{"type": "function"}]}), "tools[0].function");
+        refused(&json!({"tools": [{"function": {}}]}), "tools[0].function.name");
+        refused(&json!({"tools": [tool("")]}), "tools[0].function.name");
+        refused(&json!({"tools": [tool("a b")]}), "tools[0].function.name");
+        refused(&json!({"tools": [tool("f"), tool("f")]}), "tools[1].function.name");
+        let schema = json!({"function": {"name": "f", "parameters": [1]}});
+        refused(&json!({"tools": [schema]}), "tools[0].function.parameters");
+        let strict = json!({"function": {"name": "f", "strict": "yes"}});
+        refused(&json!({"tools": [strict]}), "tools[0].function.strict");
+        refused(&json!({"parallel_tool_calls": "no"}), "parallel_tool_calls");
+        refused(&json!({"tool_choice": "sometimes"}), "tool_choice");
+        refused(&json!({"tool_choice": 1}), "tool_choice");
+        refused(&json!({"tool_choice": {"type": "function"}}), "tool_choice.function");
+        refused(
+            &json!({"tool_choice": {"type": "function", "function": {}}}),
+            "tool_choice.function.name",
+        );
+        refused(&json!({"tool_choice": {"type": "custom"}}), "tool_choice.type");
+        let allowed = json!({"tools": [tool("g")]});
+        refused(
+            &json!({"tools": [tool("f")], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}),
+            "tool_choice.allowed_tools.tools[0]",
+        );
+        let many: Vec<Value> = (0..=MOST_TOOLS).map(|index| tool(&format!("f{index}"))).collect();
+        refused(&json!({"tools": many}), &format!("tools[{MOST_TOOLS}].function.name"));
+    }
+}

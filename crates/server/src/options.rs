@@ -1,0 +1,51 @@
+//! What a server may be told when it starts. Everything has a sensible default.
+
+use std::time::Duration;
+
+/// Choices of a [`crate::Server`].
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Address or name to listen on.
+    pub host: String,
+    /// Port; 0 takes a free one.
+    pub port: u16,
+    /// Keys of which every request must show one; none means no key is needed.
+    pub api_keys: Vec<String>,
+    /// Origins whose pages may use the server, such as `https://chat.example`; `*` is all.
+    pub allowed_origins: Vec<String>,
+    /// Requests that may wait beside those being answered.
+    pub queue: usize,
+    /// The largest request body.
+    pub body_bytes: usize,
+    /// How long requests may go on after a signal to end.
+    pub drain: Duration,
+    /// Whether the web page is served.
+    pub page: bool,
+    /// Connections at once.
+    pub connections: usize,
+    /// How long a client may take to send the headers, and then the body, of a request.
+    pub patience: Duration,
+    /// How long a client may leave an answer unread before it is given up.
+    pub unread: Duration,
+    /// How often a silent stream says that it is alive.
+    pub keep_alive: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            host: "127.0.0.1".to_owned(),
+            port: 8080,
+            api_keys: Vec::new(),
+            allowed_origins: Vec::new(),
+            queue: 256,
+            body_bytes: 32 << 20,
+            drain: Duration::from_secs(30),
+            page: true,
+            connections: 1024,
+            patience: Duration::from_secs(30),
+            unread: Duration::from_secs(600),
+            keep_alive: Duration::from_secs(5),
+        }
+    }
+}

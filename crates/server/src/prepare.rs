@@ -1,0 +1,239 @@
+//! From an ask to tokens in the engine's queue: template, tokenizer, grammar, limits.
+//!
+//! This is where a request meets the model, once for all dialects: what it cannot do is refused here,
+//! with the field named, before anything is queued. It takes processor time (a long prompt, a large
+//! schema), so it runs beside the threads that serve connections.
+
+use std::sync::{Arc, LazyLock};
+
+use engine::{Constraint, Grammar, GrammarError, Listener, Prompt, Request};
+use text::ChatRequest;
+use text::tools::{Choice, ToolFormat};
+use tokio::sync::Semaphore;
+
+use crate::answers::Answers;
+use crate::ask::{Ask, Input, MOST_CHOICES, random};
+use crate::conversation::Conversation;
+use crate::error::{ApiError, chain, context_exceeded};
+use crate::fields::Result;
+use crate::model::Model;
+use crate::shared::Shared;
+
+/// Requests that are prepared at once: templates and schemas must not take the cores from the model.
+static PREPARING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
+
+/// What an ask comes to.
+struct Prepared {
+    requests: Vec<Request>,
+    listeners: Vec<Listener>,
+    prompt_tokens: usize,
+}
+
+/// Queues an ask. What comes back is already under way.
+pub(crate) async fn begin(shared: &Shared, ask: Ask) -> Result<Answers> {
+    begin_all(shared, vec![ask]).await
+}
+
+/// Queues several asks as one: their answers are numbered through.
+pub(crate) async fn begin_all(shared: &Shared, asks: Vec<Ask>) -> Result<Answers> {
+    let model = Arc::clone(shared.model()?);
+    let place = shared.place()?;
+    let prepared = blocking({
+        let model = Arc::clone(&model);
+        move || asks.into_iter().map(|ask| prepare(&model, &ask)).collect::<Result<Vec<_>>>()
+    })
+    .await?;
+    let (mut requests, mut listeners) = (Vec::new(), Vec::new());
+    for one in prepared {
+        requests.extend(one.requests);
+        listeners.extend(one.listeners.into_iter().map(|listener| (listener, one.prompt_tokens)));
+    }
+    let inlet = model.desk.submit(requests);
+    let (dialect, metrics) = (Arc::clone(&model.dialect), Arc::clone(&shared.metrics));
+    Ok(Answers::new(inlet, listeners, dialect, metrics, place))
+}
+
+/// The prompt an ask would have: for counting and showing.
+pub(crate) async fn prompt(shared: &Shared, ask: Ask) -> Result<Prompt> {
+    let model = Arc::clone(shared.model()?);
+    blocking(move || prompt_of(&model, &ask).map(|(prompt, _)| prompt)).await
+}
+
+/// Runs what takes processor time.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let gone = |_| ApiError::internal("the server is ending");
+    let _turn = PREPARING.acquire().await.map_err(gone)?;
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => {
+            tracing::error!("preparing a request failed: {error}");
+            Err(ApiError::internal("the request could not be prepared"))
+        }
+    }
+}
+
+fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
+    if ask.choices == 0 || ask.choices > MOST_CHOICES {
+        return Err(ApiError::field("n", format!("must be 1 to {MOST_CHOICES}")));
+    }
+    let seed = ask.sampling.seed.unwrap_or_else(random);
+    let sampling = ask.sampling.over(&model.dialect.defaults, seed, 0);
+    sampling.validate()?;
+    let vocabulary = model.facts.vocabulary;
+    if let Some((token, _)) = ask.sampling.logit_bias.iter().find(|b| b.0 as usize >= vocabulary) {
+        let message = format!("token {token} does not exist, the vocabulary has {vocabulary}");
+        return Err(ApiError::field("logit_bias", message));
+    }
+    let (prompt, stable) = prompt_of(model, ask)?;
+    if prompt.tokens.is_empty() {
+        let field = if matches!(ask.input, Input::Chat(_)) { "messages" } else { "prompt" };
+        return Err(ApiError::field(field, "the prompt is empty"));
+    }
+    let context = model.facts.context;
+    if prompt.tokens.len() >= context {
+        return Err(context_exceeded(prompt.tokens.len() + 1, context));
+    }
+    // Who must not call tools is not listened to for calls.
+    let tools = match ask.tool_choice {
+        Choice::None => &[][..],
+        _ => &ask.tools[..],
+    };
+    let listener = || {
+        let stop = ask.stop.clone();
+        if ask.is_raw {
+            model.dialect.plain_listener(stop)
+        } else {
+            model.dialect.listener(&prompt.text, stop, tools)
+        }
+    };
+    let first = listener();
+    let constraint = constraint(model, ask, &first)?;
+    let max_tokens = ask.max_tokens.unwrap_or(usize::MAX);
+    let request = |choice: usize| Request {
+        prompt: prompt.tokens.clone(),
+        max_tokens,
+        stop_tokens: model.dialect.stop_tokens(!tools.is_empty()),
+        sampling: ask.sampling.over(&model.dialect.defaults, seed, choice),
+        checkpoints: stable.into_iter().collect(),
+        constraint: constraint.clone(),
+    };
+    let requests = (0..ask.choices).map(request).collect();
+    let more = (1..ask.choices).map(|_| listener()).collect::<Vec<_>>();
+    let listeners = std::iter::once(first).chain(more).collect();
+    Ok(Prepared { requests, listeners, prompt_tokens: prompt.tokens.len() })
+}
+
+/// The prompt, and how much of it the next turn of the conversation will likely begin with.
+fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
+    let dialect = &model.dialect;
+    match &ask.input {
+        Input::Chat(messages) => {
+            if messages.is_empty() {
+                return Err(ApiError::field("messages", "there are no messages"));
+            }
+            if dialect.template.is_none() {
+                let message = "this model has no chat template: use /v1/completions";
+                return Err(ApiError::bad_request("no_chat_template", message));
+            }
+            let mut chat = ChatRequest::new(messages.iter().cloned());
+            if ask.tool_choice != Choice::None {
+                chat.tools.clone_from(&ask.tool_definitions);
+            }
+            chat.enable_thinking = ask.thinking;
+            chat.kwargs.clone_from(&ask.template_variables);
+            let prompt = match dialect.prompt(&chat) {
+                // Many templates insist on one system message, in front, and on turns; clients do not.
+                Err(error @ engine::Error::Text(text::Error::TemplateRaised { .. })) => {
+                    chat.messages = Conversation::of_messages(messages).into_messages();
+                    dialect.prompt(&chat).map_err(|_| error)?
+                }
+                prompt => prompt?,
+            };
+            let stable = dialect.stable_prefix(&chat, &prompt);
+            Ok((prompt, Some(stable)))
+        }
+        Input::Text(text) => {
+            let tokens = dialect.tokenizer.encode(text, true)?;
+            Ok((Prompt { text: text.clone(), tokens }, None))
+        }
+        Input::Tokens(tokens) => {
+            let vocabulary = model.facts.vocabulary;
+            if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+                let message =
+                    format!("token {token} does not exist, the vocabulary has {vocabulary}");
+                return Err(ApiError::field("prompt", message));
+            }
+            let text = dialect.tokenizer.decode(tokens, false)?;
+            Ok((Prompt { text, tokens: tokens.clone() }, None))
+        }
+    }
+}
+
+/// What the answer must look like: a call of a tool, no call, or what the client says.
+fn constraint(model: &Model, ask: &Ask, listener: &Listener) -> Result<Option<Constraint>> {
+    // Thinking stays free: the grammar begins behind it.
+    let close = model.dialect.reasoning.as_ref().map(|markers| markers.close.as_str());
+    let after = close.filter(|_| listener.is_reasoning());
+    let compile = |grammar: &Grammar| model.grammars.compile(grammar, after);
+
+    let may_call = !ask.tools.is_empty() && model.dialect.tools.is_some();
+    let (field, compiled) = match (&ask.tool_choice, &ask.grammar) {
+        (choice @ (Choice::Required | Choice::Named(_)), _) => {
+            ("tool_choice", compile(&Grammar::Lark(tool_grammar(model, ask, choice)?)))
+        }
+        (Choice::None, None) if may_call => {
+            ("tool_choice", compile(&Grammar::Lark(tool_grammar(model, ask, &Choice::None)?)))
+        }
+        (choice, Some(grammar)) => {
+            let either = match choice {
+                Choice::Auto if may_call => call_or_answer(model, ask, grammar),
+                _ => None,
+            };
+            let compiled = either.and_then(|either| compile(&either).ok());
+            ("response_format", compiled.map_or_else(|| compile(grammar), Ok))
+        }
+        (_, None) => return Ok(None),
+    };
+    compiled.map(Some).map_err(|error| match error {
+        GrammarError::Vocabulary { .. } => ApiError::internal(chain(&error)),
+        error => ApiError::field(field, chain(&error)),
+    })
+}
+
+/// Calls of tools, or JSON that follows the client's grammar, as the model likes; `None` if the two do not
+/// go together.
+fn call_or_answer(model: &Model, ask: &Ask, grammar: &Grammar) -> Option<Grammar> {
+    let schema = match grammar {
+        Grammar::JsonObject => serde_json::json!({"type": "object"}),
+        Grammar::JsonSchema(schema) => schema.clone(),
+        Grammar::Regex(_) | Grammar::Lark(_) => return None,
+    };
+    // Harmony's answers have a frame of their own.
+    if model.dialect.tools == Some(ToolFormat::Harmony) {
+        return None;
+    }
+    let calls = tool_grammar(model, ask, &Choice::Required).ok()?;
+    let calls = calls.strip_prefix("start: ")?;
+    Some(Grammar::Lark(format!("start: answer | calls\nanswer: %json {schema}\ncalls: {calls}")))
+}
+
+/// A grammar that enforces a choice, in Lark.
+fn tool_grammar(model: &Model, ask: &Ask, choice: &Choice) -> Result<String> {
+    if ask.tools.is_empty() {
+        return Err(ApiError::field("tool_choice", "there are no tools to choose from"));
+    }
+    if let Choice::Named(name) = choice
+        && !ask.tools.iter().any(|tool| tool.name == *name)
+    {
+        return Err(ApiError::field("tool_choice", format!("there is no tool named {name:?}")));
+    }
+    let Some(format) = model.dialect.tools else {
+        let message = "this model does not say how it calls tools: only `auto` and `none` work";
+        return Err(ApiError::field("tool_choice", message));
+    };
+    let special = |text: &str| model.dialect.special_token(text);
+    let lark = format.grammar(&ask.tools, choice, ask.parallel_tool_calls, &special);
+    lark.map_err(|error| ApiError::field("tools", chain(&error)))
+}

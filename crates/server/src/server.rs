@@ -1,0 +1,311 @@
+//! Listening, loading, serving, ending.
+//!
+//! Connections are served by a small runtime of their own; the engine steps on the thread that calls
+//! [`Server::run`]. A signal to end lets requests under way finish until a deadline; a second one ends at once.
+
+use std::future::Future;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use engine::{Dialect, Engine, Grammars, Plan};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, watch};
+
+use crate::desk;
+use crate::live::Feed;
+use crate::model::{Facts, Model, Pulse};
+use crate::shared::Shared;
+use crate::{Options, app};
+
+/// The longest head of a request.
+const HEAD_BYTES: usize = 64 << 10;
+/// What the system may keep for a client that does not read: megabytes if left alone, and no answer would ever
+/// have to wait for its reader.
+const SEND_BYTES: u32 = 64 << 10;
+/// Connections that the system may keep before they are taken.
+const BACKLOG: u32 = 1024;
+/// How long connections may take to close once all answers are given.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// Why a server did not start or could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Host and port.
+        address: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// There are no threads to be had.
+    #[error("cannot start the server's threads")]
+    Threads(#[source] std::io::Error),
+    /// The model's tokenizer cannot be used for grammars.
+    #[error("cannot prepare structured output")]
+    Grammars(#[source] engine::GrammarError),
+}
+
+/// A model, ready to answer.
+pub struct Loaded {
+    /// As it was asked for.
+    pub name: String,
+    /// The model itself.
+    pub engine: Engine,
+    /// Text to tokens and back.
+    pub dialect: Dialect,
+    /// Where the memory goes.
+    pub plan: Plan,
+    /// `model_type` of its config.
+    pub model_type: String,
+    /// All parameters.
+    pub parameters: u64,
+    /// Bytes of all weights.
+    pub bytes: u64,
+    /// Such as `4-bit`.
+    pub quantization: String,
+}
+
+/// A server that answers; until [`Server::run`] it says that the model is loading.
+pub struct Server {
+    runtime: Runtime,
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    /// Told when no more connections are to be taken.
+    closing: watch::Sender<bool>,
+    /// Ends when the last connection is closed.
+    served: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    /// Listens and answers.
+    pub fn start(options: Options) -> Result<Server, StartError> {
+        let failed = |source| StartError::Listen {
+            address: format!("{}:{}", options.host, options.port),
+            source,
+        };
+        // The cores belong to the model; connections need little.
+        let threads = machine::cpu::core_count().div_ceil(4).clamp(1, 4);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("connections")
+            .enable_all()
+            .build()
+            .map_err(StartError::Threads)?;
+        let listener = {
+            let _inside = runtime.enter();
+            listen(&options.host, options.port).map_err(failed)?
+        };
+        let address = listener.local_addr().map_err(failed)?;
+        let shared = Arc::new(Shared::new(options));
+        let (closing, until) = watch::channel(false);
+        let served = runtime.spawn(serve(listener, Arc::clone(&shared), until));
+        Ok(Server { runtime, shared, address, closing, served })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves the model until a signal comes, and gives the engine back. `ready` is called when requests are
+    /// taken.
+    pub fn run(self, loaded: Loaded, ready: impl FnOnce()) -> Result<Engine, StartError> {
+        let Loaded { mut engine, dialect, .. } = loaded;
+        let (desk, open_desk) = desk::open();
+        let facts = facts(
+            &engine,
+            &loaded.model_type,
+            &loaded.quantization,
+            loaded.parameters,
+            loaded.bytes,
+        );
+        let grammars = Grammars::new(&dialect.tokenizer, &dialect.eos, facts.vocabulary)
+            .map_err(StartError::Grammars)?;
+        let created =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.shared.open(Model {
+            name: loaded.name,
+            created,
+            dialect: Arc::new(dialect),
+            grammars: Arc::new(grammars),
+            desk: desk.clone(),
+            plan: loaded.plan,
+            facts,
+            pulse: std::sync::Mutex::new(Pulse::of(&engine)),
+        });
+        let ender = self.runtime.spawn(end_on_signal(Arc::clone(&self.shared), desk, self.closing));
+        ready();
+        let mut feed = Feed::new(Arc::clone(&self.shared));
+        open_desk
+            .run(&mut engine, &self.shared.metrics, |engine, step| feed.after_step(engine, step));
+        // Who looks on is told that this was all.
+        drop(feed);
+        // The engine is done; what is left on the wire may still go out.
+        self.runtime.block_on(async {
+            ender.abort();
+            let _ = tokio::time::timeout(CLOSING, self.served).await;
+        });
+        self.runtime.shutdown_timeout(Duration::from_millis(100));
+        Ok(engine)
+    }
+}
+
+fn facts(
+    engine: &Engine,
+    model_type: &str,
+    quantization: &str,
+    parameters: u64,
+    bytes: u64,
+) -> Facts {
+    let (spec, options) = (engine.runner().spec(), engine.runner().options());
+    let layers = spec.moe_layers().count();
+    let experts = spec
+        .moe_layers()
+        .next()
+        .map(|(_, moe)| (layers, moe.experts.experts(), moe.experts_per_token));
+    Facts {
+        model_type: model_type.to_owned(),
+        context: options.context,
+        vocabulary: spec.vocab,
+        parallel: options.sequences,
+        parameters,
+        bytes,
+        quantization: quantization.to_owned(),
+        experts,
+    }
+}
+
+/// Listens on the first address of this name that can be listened on.
+fn listen(host: &str, port: u16) -> std::io::Result<TcpListener> {
+    let mut last = std::io::Error::other("the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        let listening = || {
+            let socket = match address {
+                SocketAddr::V4(_) => TcpSocket::new_v4()?,
+                SocketAddr::V6(_) => TcpSocket::new_v6()?,
+            };
+            // A port whose last connections are not forgotten yet can be used again at once.
+            #[cfg(unix)]
+            socket.set_reuseaddr(true)?;
+            // Connections inherit it.
+            socket.set_send_buffer_size(SEND_BYTES)?;
+            socket.bind(address)?;
+            socket.listen(BACKLOG)
+        };
+        match listening() {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Takes connections until told to close, then waits for those that are open.
+async fn serve(listener: TcpListener, shared: Arc<Shared>, mut closing: watch::Receiver<bool>) {
+    let router = app::router(Arc::clone(&shared));
+    let seats = Arc::new(Semaphore::new(shared.options.connections));
+    let graceful = GracefulShutdown::new();
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(shared.options.patience)
+        .max_buf_size(HEAD_BYTES);
+    loop {
+        let seat = Arc::clone(&seats);
+        let accepted = tokio::select! {
+            _ = closing.wait_for(|&closing| closing) => break,
+            accepted = async {
+                // More than enough connections wait in the system's queue.
+                let seat = seat.acquire_owned().await;
+                (seat, listener.accept().await)
+            } => accepted,
+        };
+        let (seat, (stream, _)) = match accepted {
+            (Ok(seat), Ok(connection)) => (seat, connection),
+            (_, Err(error)) => {
+                // Out of files, most likely: others have to close first.
+                tracing::warn!("cannot take a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+            (Err(_), _) => break,
+        };
+        // Tokens are small and should not wait for one another.
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+        tokio::spawn(async move {
+            // Clients that vanish are none of our errors.
+            let _ = connection.await;
+            drop(seat);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
+}
+
+/// Waits for a signal; lets requests finish; stops the desk.
+async fn end_on_signal(shared: Arc<Shared>, desk: desk::Desk, closing: watch::Sender<bool>) {
+    signal().await;
+    shared.drain();
+    let _ = closing.send(true);
+    let deadline = shared.options.drain;
+    let under_way = shared.occupied();
+    if under_way > 0 {
+        tracing::warn!(
+            "ending: {under_way} requests may finish within {} s; a second signal ends at once",
+            deadline.as_secs()
+        );
+    }
+    let finished = async {
+        while shared.occupied() > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = finished => {}
+        () = tokio::time::sleep(deadline) => tracing::warn!("the deadline is over: requests are given up"),
+        () = signal() => {}
+    }
+    desk.stop();
+}
+
+/// The next signal to end.
+#[cfg(unix)]
+fn signal() -> impl Future<Output = ()> {
+    use tokio::signal::unix::{Signal, SignalKind, signal};
+    // A signal that cannot be listened for keeps its own meaning: it ends the process.
+    let listen = |kind: SignalKind| signal(kind).ok();
+    async fn next(signal: &mut Option<Signal>) {
+        match signal {
+            Some(signal) => {
+                signal.recv().await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+    async move {
+        let mut interrupt = listen(SignalKind::interrupt());
+        let mut terminate = listen(SignalKind::terminate());
+        tokio::select! {
+            () = next(&mut interrupt) => {}
+            () = next(&mut terminate) => {}
+        }
+    }
+}
+
+/// The next signal to end.
+#[cfg(not(unix))]
+async fn signal() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,146 @@
+//! Answers sent piece by piece: server-sent events and lines of JSON.
+//!
+//! [`stream`] answers at once with headers and lets a task write the body. The task waits for the
+//! answers and for the client at the same time: a silent stream says that it is alive, a client that is
+//! gone ends the task, and with it the request.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::answers::{Answers, Part};
+
+/// Frames that may wait for the socket.
+const FRAMES: usize = 8;
+
+/// The client is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gone;
+
+/// How pieces are framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// `data: {…}` and a blank line.
+    Events,
+    /// `{…}` and a line end.
+    Lines,
+}
+
+/// What a silent stream says, and how often.
+#[derive(Clone, Debug)]
+pub(crate) struct KeepAlive {
+    pub(crate) every: Duration,
+    /// `None` says nothing: lines of JSON have no comments.
+    pub(crate) frame: Option<&'static str>,
+    /// How long the client may leave what was written unread.
+    pub(crate) unread: Duration,
+}
+
+/// The writing end of a streamed response.
+pub(crate) struct Wire {
+    sender: mpsc::Sender<Bytes>,
+    framing: Framing,
+    keep_alive: KeepAlive,
+}
+
+/// A response whose body `run` writes.
+pub(crate) fn stream<F>(
+    framing: Framing,
+    keep_alive: KeepAlive,
+    run: impl FnOnce(Wire) -> F,
+) -> Response
+where
+    F: Future<Output = Result<(), Gone>> + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(FRAMES);
+    let task = run(Wire { sender, framing, keep_alive });
+    tokio::spawn(async move {
+        let _ = task.await;
+    });
+    let mut response = Response::new(Body::from_stream(Frames(receiver)));
+    let kind = match framing {
+        Framing::Events => "text/event-stream",
+        Framing::Lines => "application/x-ndjson",
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies would gather the stream otherwise.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl Wire {
+    /// One JSON value: an event without a name, or a line.
+    pub(crate) async fn json(&mut self, value: &Value) -> Result<(), Gone> {
+        let frame = match self.framing {
+            Framing::Events => format!("data: {value}\n\n"),
+            Framing::Lines => format!("{value}\n"),
+        };
+        self.write(frame.into()).await
+    }
+
+    /// An event with a name.
+    pub(crate) async fn event(&mut self, name: &str, value: &Value) -> Result<(), Gone> {
+        self.write(format!("event: {name}\ndata: {value}\n\n").into()).await
+    }
+
+    /// The end of an OpenAI stream.
+    pub(crate) async fn done(&mut self) -> Result<(), Gone> {
+        self.write(Bytes::from_static(b"data: [DONE]\n\n")).await
+    }
+
+    /// The next parts of an answer, as [`Answers::next`], keeping the connection alive meanwhile.
+    pub(crate) async fn next(
+        &mut self,
+        answers: &mut Answers,
+    ) -> Result<Option<(usize, Vec<Part>)>, Gone> {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.sender.closed() => return Err(Gone),
+                parts = answers.next() => return Ok(parts),
+                () = tokio::time::sleep(self.keep_alive.every) => {}
+            }
+            if let Some(frame) = self.keep_alive.frame {
+                self.write(Bytes::from_static(frame.as_bytes())).await?;
+            }
+        }
+    }
+
+    /// Waits for something else, unless the client goes.
+    pub(crate) async fn until<T>(&self, happens: impl Future<Output = T>) -> Result<T, Gone> {
+        tokio::select! {
+            biased;
+            () = self.sender.closed() => Err(Gone),
+            value = happens => Ok(value),
+        }
+    }
+
+    async fn write(&mut self, frame: Bytes) -> Result<(), Gone> {
+        // A client that reads nothing for long is as good as gone.
+        match tokio::time::timeout(self.keep_alive.unread, self.sender.send(frame)).await {
+            Ok(sent) => sent.map_err(|_| Gone),
+            Err(_) => Err(Gone),
+        }
+    }
+}
+
+/// The reading end, as a body wants it.
+struct Frames(mpsc::Receiver<Bytes>);
+
+impl tokio_stream::Stream for Frames {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context).map(|frame| frame.map(Ok))
+    }
+}
