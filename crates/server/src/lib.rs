@@ -2,8 +2,8 @@
 //!
 //! [`Server::start`] binds and answers at once, with 503 while the model is loading; [`Server::run`]
 //! gives it the model and steps the engine on the calling thread until a signal comes. Requests become
-//! an [`ask::Ask`], whatever dialect they are in; `prepare` turns it into tokens, the `desk` feeds
-//! the engine and hands out events, an [`answers::Answers`] turns those back into text, and the dialect
+//! an `Ask`, whatever dialect they are in; `prepare` turns it into tokens, the `desk` feeds
+//! the engine and hands out events, an `Answers` turns those back into text, and the dialect
 //! writes them on the wire.
 //!
 //! Invariant: what a client sends, and how slowly or whether it reads, costs nobody else anything.

@@ -40,7 +40,7 @@ pub(crate) struct ServeArgs {
     )]
     pub(crate) api_key: Vec<String>,
 
-    /// Origin whose web pages may use the server, such as https://chat.example; may be given several times
+    /// Origin whose web pages may use the server, such as `https://chat.example`; may be given several times
     #[arg(long, value_name = "ORIGIN", env = "MILLSTREAM_ALLOW_ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<String>,
 

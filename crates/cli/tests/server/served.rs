@@ -32,7 +32,10 @@ impl Served {
         let home = tempfile::tempdir().unwrap();
         let log = std::fs::File::create(home.path().join("stderr")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
-        command.args(["serve", "--port", "0"]).args(options).current_dir(home.path()).env_clear();
+        // Tests run beside each other: several programs whose threads wait for one another on the same cores
+        // would mostly wait. One thread is fast enough for Pebble, and no answer depends on it.
+        command.args(["serve", "--port", "0", "--threads", "1"]).args(options);
+        command.current_dir(home.path()).env_clear();
         command.env("HOME", home.path()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
