@@ -86,8 +86,36 @@ pub struct StateRun {
     pub row: usize,
     /// Rows in the run.
     pub count: usize,
-    /// Read and updated in place.
+    /// Read, and updated in place unless the run is a trial.
     pub slot: SlotId,
+    /// The rows may turn out to be wrong: the state stays as it is, until [`Step::replay`].
+    pub is_trial: bool,
+}
+
+/// What the delta layers of a model were given in one step, so that rows which turned out to be right can
+/// be run again, with the same kernel.
+#[derive(Debug, Default)]
+pub struct Tape {
+    /// By layer; empty for those that are not recurrent.
+    pub(crate) layers: Vec<DeltaInputs>,
+}
+
+/// Inputs of [`Step::delta`], all rows of a step.
+#[derive(Debug, Default)]
+pub(crate) struct DeltaInputs {
+    pub(crate) qkv: Vec<f32>,
+    pub(crate) a: Vec<f32>,
+    pub(crate) b: Vec<f32>,
+}
+
+impl Tape {
+    /// Room for a layer.
+    pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut DeltaInputs {
+        if self.layers.len() <= layer {
+            self.layers.resize_with(layer + 1, DeltaInputs::default);
+        }
+        &mut self.layers[layer]
+    }
 }
 
 /// What varies between attention layers.
@@ -220,6 +248,17 @@ pub trait Step {
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) -> Tensor;
+    /// Keeps what [`Step::delta`] is given for a layer.
+    fn keep(&mut self, layer: usize, qkv: Tensor, a: Tensor, b: Tensor, tape: &mut Tape);
+    /// Runs rows of a tape through a layer's states, which are updated; nothing comes out.
+    fn replay(
+        &mut self,
+        layer: usize,
+        tape: &Tape,
+        shape: &DeltaShape,
+        arena: &mut RecurrentArena,
+        runs: &[StateRun],
+    );
     /// RMS norm of each head of `weight.len()`, times `silu(gate)`.
     fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor;
     /// Chooses experts for each row of router logits.

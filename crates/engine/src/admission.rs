@@ -12,6 +12,7 @@ use state::{Sequence, Worth, common_prefix};
 
 use crate::engine::{Engine, expect, is_worth_sharing, shared};
 use crate::job::{Active, Hold, Job};
+use crate::speculation::Draft;
 use crate::{Event, FinishReason, Options};
 
 /// Positions of each answer that must fit when a request is admitted; who writes more may have to be preempted.
@@ -147,7 +148,8 @@ impl Engine {
             self.counters.prompt_tokens_cached += sequence.len() as u64;
         }
         let cached = sequence.len();
-        let mut active = Active { job, sequence, cached, stops: Vec::new(), rows: 0 };
+        let draft = Draft::default();
+        let mut active = Active { job, sequence, cached, stops: Vec::new(), rows: 0, draft };
         stops.into_iter().for_each(|(len, worth)| active.stop_at(len, worth));
         for job in self.waiting.iter().take(EXPECTED) {
             expect(&mut active, job, self.is_rewindable);
@@ -216,8 +218,14 @@ impl Engine {
         for order in orders {
             // It may have been preempted.
             while let Some(index) = self.active.iter().position(|a| a.job.order == order) {
-                let Active { sequence, rows, .. } = &mut self.active[index];
+                let Active { sequence, rows, draft, .. } = &mut self.active[index];
                 let Err(error) = self.runner.reserve(sequence, *rows) else { break };
+                if !draft.tokens.is_empty() {
+                    // Nobody gives anything up for what may turn out wrong.
+                    *rows -= draft.tokens.len();
+                    draft.clear();
+                    continue;
+                }
                 if self.make_room(order) {
                     continue;
                 }

@@ -1,6 +1,7 @@
 //! Requests in, tokens out. A step is schedule → forward → sample → emit.
 //!
-//! All requests that decode advance by one token a step; beside them prompts advance by chunks. Requests share one
+//! All requests that decode advance by a token a step, or by several where drafted tokens turn out right; beside
+//! them prompts advance by chunks. Requests share one
 //! pool of pages with the prefix cache; who must give its sequence back for another is read again later.
 //! What else is in a step never changes a request's tokens: rows are computed alike in any company,
 //! and the random draw of a token depends on the request's seed and the token's number alone.
@@ -9,13 +10,14 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use compute::memory::BLOCK;
-use model::{Batch, Logits, SegmentKind};
-use state::{CacheLimits, PrefixCache, Sequence, Worth, common_prefix};
+use model::{Batch, Logits, Segment, SegmentKind};
+use state::{CacheLimits, PrefixCache, Worth, common_prefix};
 
 use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
 use crate::sampler::{SampleError, Sampled, Scratch, sample};
 use crate::schedule::{Pace, Prompt, pack};
+use crate::speculation::{Drafter, Report, Speculation};
 use crate::{Constraint, Error, Event, FinishReason, Request, RequestId, Result, Runner};
 
 /// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
@@ -45,10 +47,29 @@ pub struct Engine {
     next_number: u64,
     pace: Pace,
     scratch: Scratch,
+    drafter: Option<Drafter>,
+}
+
+/// What the rows of a request came to.
+struct Outcome {
+    /// Index of the request.
+    index: usize,
+    /// Its tokens, and why they are the last. The stop token is not among them.
+    drawn: Vec<Sampled>,
+    end: Option<FinishReason>,
+    /// Rows that were right: each gave a token, or the end.
+    rows: usize,
+    error: Option<Error>,
 }
 
 impl Engine {
-    /// An engine without requests.
+    /// An engine without requests, that speculates.
+    pub fn speculating(runner: Runner, speculation: Speculation) -> Engine {
+        let drafter = Drafter::new(speculation, &runner);
+        Engine { drafter: Some(drafter), ..Engine::new(runner) }
+    }
+
+    /// An engine without requests, that computes one token of each at a time.
     pub fn new(runner: Runner) -> Engine {
         let is_rewindable = runner.memory().is_rewindable();
         let entries = match runner.memory().recurrent_count() {
@@ -70,7 +91,13 @@ impl Engine {
             next_number: 0,
             pace: Pace::default(),
             scratch: Scratch::default(),
+            drafter: None,
         }
+    }
+
+    /// What came of speculation, if there is any.
+    pub fn speculation(&self) -> Option<Report> {
+        self.drafter.as_ref().map(Drafter::report)
     }
 
     /// The model.
@@ -188,6 +215,7 @@ impl Engine {
         let mut somebody_decodes = false;
         for (index, active) in self.active.iter_mut().enumerate() {
             active.rows = 0;
+            active.draft.clear();
             if active.job.is_paused {
                 continue;
             }
@@ -201,8 +229,12 @@ impl Engine {
             }
         }
         if prompts.is_empty() {
+            if let Some(drafter) = &mut self.drafter {
+                drafter.draft(&mut self.runner, &mut self.active);
+            }
             return;
         }
+        // Beside a prompt passes are long anyway, and nothing is learned from them.
         let room = self.pace.room(self.runner.options().chunk, somebody_decodes);
         for (index, rows) in pack(&mut prompts, self.pace.next_turn(), room) {
             self.active[index].rows = rows;
@@ -212,11 +244,18 @@ impl Engine {
     /// The rows that were scheduled.
     fn batch(&self) -> Batch {
         let mut batch = Batch::default();
-        for (index, Active { job, sequence, rows, .. }) in self.active.iter().enumerate() {
-            let (position, end) = (sequence.len(), sequence.len() + rows);
+        for (index, Active { job, sequence, rows, draft, .. }) in self.active.iter().enumerate() {
+            let position = sequence.len();
             if *rows == 0 {
                 continue;
             }
+            if !draft.tokens.is_empty() {
+                let mut tokens = job.tokens[position..].to_vec();
+                tokens.extend_from_slice(&draft.tokens);
+                batch.push(index, position, &tokens, SegmentKind::Verify, Logits::All);
+                continue;
+            }
+            let end = position + rows;
             let is_prompt = *rows > 1 || position < job.prompt_len;
             let kind = if is_prompt { SegmentKind::Prefill } else { SegmentKind::Decode };
             let logits = if end == job.tokens.len() { Logits::Last } else { Logits::None };
@@ -225,29 +264,51 @@ impl Engine {
         batch
     }
 
-    /// Runs the batch; the result has the sampled token of each request that wanted logits, and an error
-    /// for each that could not be computed.
-    fn forward_and_sample(&mut self, batch: &Batch) -> Result<Vec<(usize, Result<Sampled>)>> {
-        let wanting: Vec<usize> = batch
-            .segments
-            .iter()
-            .filter(|segment| segment.logits == Logits::Last)
-            .map(|segment| segment.sequence)
-            .collect();
-        let mut outcomes = Vec::with_capacity(wanting.len());
+    /// Runs the batch and draws tokens from it: the outcome of each request that wanted logits, and an error for
+    /// each that could not be computed.
+    fn forward_and_sample(&mut self, batch: &Batch) -> Result<Vec<Outcome>> {
+        let context = self.runner.options().context;
+        let mut outcomes: Vec<Outcome> = Vec::with_capacity(batch.segments.len());
+        // By row of logits: its outcome, and the length of the sequence with it.
+        let mut rows = Vec::new();
+        for segment in &batch.segments {
+            let index = segment.sequence;
+            let wanted = segment.logit_rows();
+            rows.extend(wanted.map(|row| (outcomes.len(), batch.positions[row] as usize + 1)));
+            outcomes.push(Outcome { index, drawn: Vec::new(), end: None, rows: 0, error: None });
+        }
         // Sequences and what sampling needs are different parts of the active requests.
-        let (mut sequences, mut jobs): (Vec<&mut Sequence>, Vec<&mut Job>) =
-            self.active.iter_mut().map(|active| (&mut active.sequence, &mut active.job)).unzip();
+        let mut sequences = Vec::with_capacity(self.active.len());
+        let mut jobs = Vec::with_capacity(self.active.len());
+        for Active { job, sequence, draft, .. } in &mut self.active {
+            sequences.push(sequence);
+            jobs.push((job, &*draft));
+        }
         let scratch = &mut self.scratch;
         let failures = self.runner.forward(batch, &mut sequences, |row, logits| {
-            let index = wanting[row];
-            outcomes.push((index, choose(&mut *jobs[index], logits, scratch)));
+            let (at, len) = rows[row];
+            let outcome = &mut outcomes[at];
+            let (job, draft) = &mut jobs[outcome.index];
+            let drafts = draft.tokens.get(..outcome.rows).unwrap_or_default();
+            let drawn = outcome.drawn.iter().map(|sampled| &sampled.token);
+            let is_right = outcome.rows <= draft.tokens.len() && drawn.eq(drafts);
+            if outcome.end.is_none() && outcome.error.is_none() && is_right {
+                outcome.draw(job, logits, len >= context, scratch);
+            }
         });
         let failures = failures.inspect_err(|_| {
             // Nothing was written: what was reserved is given up.
             sequences.iter_mut().for_each(|sequence| sequence.advance(0));
         })?;
-        outcomes.extend(failures.into_iter().map(|failed| (failed.sequence, Err(failed.error))));
+        if batch.segments.iter().any(Segment::is_trial) {
+            let right: Vec<usize> = outcomes.iter().map(|outcome| outcome.rows).collect();
+            self.runner.settle(batch, &right, &mut sequences);
+        }
+        for failed in failures {
+            let own = outcomes.iter_mut().filter(|outcome| outcome.index == failed.sequence);
+            let mut error = Some(failed.error);
+            own.for_each(|outcome| outcome.error = outcome.error.take().or(error.take()));
+        }
         Ok(outcomes)
     }
 
@@ -255,7 +316,7 @@ impl Engine {
     fn emit(
         &mut self,
         batch: &Batch,
-        outcomes: Vec<(usize, Result<Sampled>)>,
+        outcomes: Vec<Outcome>,
         seconds: f64,
         events: &mut Vec<Event>,
     ) {
@@ -277,15 +338,32 @@ impl Engine {
         self.counters.prompt_tokens_computed += prefill_rows as u64;
         self.counters.prefill_seconds += prefill_seconds;
         self.counters.decode_seconds += seconds - prefill_seconds;
+        if let Some(drafter) = &mut self.drafter
+            && prefill_rows == 0
+        {
+            drafter.observe_pass(batch.rows.len(), batch.segments.len(), seconds);
+        }
 
-        let failed = outcomes.iter().filter(|outcome| outcome.1.is_err());
-        self.take_checkpoints(&failed.map(|outcome| outcome.0).collect());
+        let failed = outcomes.iter().filter(|outcome| outcome.error.is_some());
+        self.take_checkpoints(&failed.map(|outcome| outcome.index).collect());
         let mut ended = Vec::new();
-        for (index, outcome) in outcomes {
-            match outcome.map(|sampled| self.accept(index, sampled, events)) {
-                Ok(None) => {}
-                Ok(Some(reason)) => ended.push((index, Ok(reason))),
-                Err(error) => ended.push((index, Err(error))),
+        for Outcome { index, drawn, end, rows, error } in outcomes {
+            let Active { job, draft, .. } = &mut self.active[index];
+            if rows > 0 && !draft.tokens.is_empty() {
+                let accepted = rows - 1;
+                job.usage.accepted_drafts += accepted;
+                job.usage.rejected_drafts += draft.tokens.len() - accepted;
+                if let Some(drafter) = &mut self.drafter {
+                    drafter.observe_verdict(job.id, draft, accepted);
+                }
+            }
+            self.counters.generated_tokens += drawn.len() as u64;
+            let id = job.id;
+            events.extend(drawn.into_iter().map(|sampled| Event::Token { id, sampled }));
+            match (error, end) {
+                (Some(error), _) => ended.push((index, Err(error))),
+                (None, Some(reason)) => ended.push((index, Ok(reason))),
+                (None, None) => {}
             }
         }
         // From the back, so that indices stay true.
@@ -299,30 +377,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// Adds a token to its answer, and says whether that ends it.
-    fn accept(
-        &mut self,
-        index: usize,
-        sampled: Sampled,
-        events: &mut Vec<Event>,
-    ) -> Option<FinishReason> {
-        let Active { job, sequence, .. } = &mut self.active[index];
-        if job.max_tokens == 0 {
-            return Some(FinishReason::Length);
-        }
-        let since = job.submitted.elapsed().as_secs_f64();
-        job.usage.first_token_seconds.get_or_insert(since);
-        if job.stop_tokens.contains(&sampled.token) {
-            return Some(FinishReason::Stop);
-        }
-        job.push(sampled.token);
-        self.counters.generated_tokens += 1;
-        events.push(Event::Token { id: job.id, sampled });
-        let is_full = sequence.len() >= self.runner.options().context;
-        let is_long = job.generated() >= job.max_tokens;
-        (is_full || is_long).then_some(FinishReason::Length)
     }
 
     /// Keeps sequences that are now where later prompts may want to begin. What failed is never kept.
@@ -347,7 +401,11 @@ impl Engine {
     /// Takes a request out of those that run.
     pub(crate) fn release(&mut self, index: usize) -> Active {
         self.is_blocked = false;
-        self.active.remove(index)
+        let active = self.active.remove(index);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forget(active.job.id, &active.job.tokens);
+        }
+        active
     }
 
     /// A number that no request had before.
@@ -360,6 +418,34 @@ impl Engine {
     fn find_job(&mut self, id: RequestId) -> Option<&mut Job> {
         let active = self.active.iter_mut().map(|active| &mut active.job);
         active.chain(&mut self.waiting).find(|job| job.id == id)
+    }
+}
+
+impl Outcome {
+    /// Draws the next token of an answer from a row that is right. `is_full` says that no other row will fit.
+    fn draw(&mut self, job: &mut Job, logits: &[f32], is_full: bool, scratch: &mut Scratch) {
+        self.rows += 1;
+        if job.max_tokens == 0 {
+            self.end = Some(FinishReason::Length);
+            return;
+        }
+        let sampled = match choose(job, logits, scratch) {
+            Ok(sampled) => sampled,
+            Err(error) => {
+                self.error = Some(error);
+                return;
+            }
+        };
+        let since = job.submitted.elapsed().as_secs_f64();
+        job.usage.first_token_seconds.get_or_insert(since);
+        if job.stop_tokens.contains(&sampled.token) {
+            self.end = Some(FinishReason::Stop);
+            return;
+        }
+        job.push(sampled.token);
+        self.drawn.push(sampled);
+        let is_long = job.generated() >= job.max_tokens;
+        self.end = (is_full || is_long).then_some(FinishReason::Length);
     }
 }
 

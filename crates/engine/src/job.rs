@@ -7,6 +7,7 @@ use compute::memory::BLOCK;
 use state::{Sequence, Worth, common_prefix};
 
 use crate::sampler::{SamplingParams, TokenCounts};
+use crate::speculation::Draft;
 use crate::{Constraint, Request, RequestId, Usage};
 
 /// Hints of a request that are used: each ends a chunk early.
@@ -105,6 +106,8 @@ pub(crate) struct Active {
     pub(crate) stops: Vec<(usize, Worth)>,
     /// Rows it has in the step that is being made.
     pub(crate) rows: usize,
+    /// Tokens that may come next, verified in the step that is being made.
+    pub(crate) draft: Draft,
 }
 
 impl Active {

@@ -18,6 +18,7 @@ mod request;
 mod runner;
 mod sampler;
 mod schedule;
+mod speculation;
 mod streaming;
 mod watch;
 
@@ -31,5 +32,6 @@ pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
 pub use request::{Event, FinishReason, Request, RequestId, Usage};
 pub use runner::{Runner, SequenceFailure};
 pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};
+pub use speculation::{Oracle, Report as SpeculationReport, SourceKind, Speculation};
 pub use streaming::{probe, samples};
 pub use watch::{ExpertActivity, ExpertLoad, ExpertShape};

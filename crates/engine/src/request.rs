@@ -86,6 +86,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens of the answer.
     pub completion_tokens: usize,
+    /// Drafted tokens that were verified and right.
+    pub accepted_drafts: usize,
+    /// Drafted tokens that were verified and wrong, or came after one.
+    pub rejected_drafts: usize,
     /// Time until it was first admitted.
     pub queue_seconds: f64,
     /// Time until its first token was there, waiting included; `None` without one.

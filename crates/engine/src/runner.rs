@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use compute::{CpuBackend, ExpertBank, ResidentBank, Step};
+use compute::{CpuBackend, ExpertBank, ResidentBank, Step, Tape};
 use experts::{Device, StreamedBank};
 use model::{Batch, Caching, Decoder, DecoderSpec, Logits, Progress, Segment, SegmentKind};
 use state::{Capacity, Memory, Sequence};
@@ -53,6 +53,8 @@ pub struct Runner {
     bank: Bank,
     memory: Memory,
     backend: CpuBackend,
+    /// Of the last batch that had rows to verify.
+    tape: Tape,
     options: Options,
 }
 
@@ -109,7 +111,8 @@ impl Runner {
         };
         let memory = Memory::new(&spec.layout()?, options.kv, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
-        Ok(Runner { spec, decoder, bank, memory, backend, options: options.clone() })
+        let tape = Tape::default();
+        Ok(Runner { spec, decoder, bank, memory, backend, tape, options: options.clone() })
     }
 
     /// The bank of a model whose experts are read when they are wanted.
@@ -156,8 +159,9 @@ impl Runner {
         self.memory.prepare(sequence, count)
     }
 
-    /// Runs a batch and hands each wanted row of logits to `row`, in order. The sequences advance. Those
-    /// in the answer could not be computed: their rows are left out, and they are good for nothing more.
+    /// Runs a batch and hands each wanted row of logits to `row`, in order. The sequences advance, but those
+    /// with rows to verify wait for [`Runner::settle`]. Those in the answer could not be computed: their rows are
+    /// left out, and they are good for nothing more.
     pub fn forward(
         &mut self,
         batch: &Batch,
@@ -175,7 +179,8 @@ impl Runner {
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let mut step = self.backend.begin();
         let bank = self.bank.get();
-        let output = self.decoder.forward(&mut step, batch, bank, &mut self.memory, &shared);
+        let (memory, tape) = (&mut self.memory, &mut self.tape);
+        let output = self.decoder.forward(&mut step, batch, bank, memory, &shared, tape);
         let fence = step.submit();
         let failed_rows = step.failures();
         let failed = |row: usize| failed_rows.iter().find(|failure| failure.row == row);
@@ -198,14 +203,31 @@ impl Runner {
         }
         let mut failures = Vec::new();
         for segment in &batch.segments {
-            sequences[segment.sequence].advance(segment.count);
-            sequences[segment.sequence].release_windows(0);
+            if !segment.is_trial() {
+                sequences[segment.sequence].advance(segment.count);
+                sequences[segment.sequence].release_windows(0);
+            }
             if let Some(failure) = failure(segment) {
                 let error = Error::Expert(Arc::clone(&failure.error));
                 failures.push(SequenceFailure { sequence: segment.sequence, error });
             }
         }
         Ok(failures)
+    }
+
+    /// After [`Runner::forward`]: the first `counts[i]` rows of each segment `i` that was verified are right. Their
+    /// sequences advance by so many, as if only those rows had been there.
+    pub fn settle(&mut self, batch: &Batch, counts: &[usize], sequences: &mut [&mut Sequence]) {
+        let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
+        let mut step = self.backend.begin();
+        self.decoder.replay(&mut step, batch, counts, &self.tape, &mut self.memory, &shared);
+        let _done = step.submit();
+        for (segment, &count) in batch.segments.iter().zip(counts) {
+            if segment.is_trial() {
+                sequences[segment.sequence].advance(count);
+                sequences[segment.sequence].release_windows(0);
+            }
+        }
     }
 
     fn check(&self, batch: &Batch, sequences: &[&mut Sequence]) -> Result<()> {

@@ -75,6 +75,11 @@ impl Batch {
 }
 
 impl Segment {
+    /// Whether some of its rows may have to be taken back.
+    pub fn is_trial(&self) -> bool {
+        self.kind == SegmentKind::Verify
+    }
+
     /// Its rows whose logits are wanted.
     pub fn logit_rows(&self) -> std::ops::Range<usize> {
         let end = self.row + self.count;

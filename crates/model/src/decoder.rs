@@ -2,7 +2,7 @@
 
 use compute::{
     Activation, AttentionShape, DeltaShape, ExpertBank, KvRun, Linear, Rope, RoutingScheme,
-    SharedExpert, StateRun, Step, Tensor,
+    SharedExpert, StateRun, Step, Tape, Tensor,
 };
 use state::{Memory, Sequence};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 
 use crate::Result;
-use crate::batch::Batch;
+use crate::batch::{Batch, Segment};
 use crate::load::{Caching, Loader, Progress};
 use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, MixerSpec};
 
@@ -126,7 +126,8 @@ impl Decoder {
     }
 
     /// One step of every segment of the batch. The sequences' memory must have been prepared for
-    /// their rows; advancing them afterwards is the caller's.
+    /// their rows; advancing them afterwards is the caller's. Rows that are to be verified leave recurrent
+    /// states as they were, and a trace on the tape for [`Decoder::replay`].
     pub fn forward(
         &self,
         step: &mut dyn Step,
@@ -134,6 +135,7 @@ impl Decoder {
         bank: Option<&dyn ExpertBank>,
         memory: &mut Memory,
         sequences: &[&Sequence],
+        tape: &mut Tape,
     ) -> Output {
         let mut taps = Vec::new();
         let h = step.embed(&self.embed.weight, &batch.rows);
@@ -150,7 +152,9 @@ impl Decoder {
                 Mixer::Attention(a) => {
                     a.forward(step, x, self.eps, index, batch, memory, sequences)
                 }
-                Mixer::Delta(d) => d.forward(step, x, self.eps, index, batch, memory, sequences),
+                Mixer::Delta(d) => {
+                    d.forward(step, x, self.eps, index, batch, memory, sequences, tape)
+                }
             };
             step.add(h, y);
             step.release(mark);
@@ -178,6 +182,37 @@ impl Decoder {
 }
 
 impl Decoder {
+    /// Brings recurrent states up to the rows that turned out to be right: the first `counts[i]` of segment `i` of
+    /// the batch that left its trace on the tape.
+    pub fn replay(
+        &self,
+        step: &mut dyn Step,
+        batch: &Batch,
+        counts: &[usize],
+        tape: &Tape,
+        memory: &mut Memory,
+        sequences: &[&Sequence],
+    ) {
+        for (index, layer) in self.layers.iter().enumerate() {
+            let Mixer::Delta(delta) = &layer.mixer else { continue };
+            let mut arena = 0;
+            let segments = batch.segments.iter().zip(counts);
+            let trials =
+                segments.filter(|(segment, count)| segment.is_trial() && **count > 0);
+            let runs: Vec<StateRun> = trials
+                .map(|(segment, &count)| {
+                    let (index, slot) = sequences[segment.sequence].recurrent(index);
+                    arena = index;
+                    StateRun { row: segment.row, count, slot, is_trial: false }
+                })
+                .collect();
+            if runs.is_empty() {
+                continue;
+            }
+            step.replay(index, tape, &delta.shape, memory.recurrent_mut(arena), &runs);
+        }
+    }
+
     /// Asks a layer's router before its mixer has run: it mostly wants the same, and a bank that reads
     /// from a disk can begin.
     fn look_ahead(
@@ -272,9 +307,13 @@ impl DeltaNet {
         batch: &Batch,
         memory: &mut Memory,
         sequences: &[&Sequence],
+        tape: &mut Tape,
     ) -> Tensor {
         let projected = step.matmul(x, &[&self.qkv, &self.z, &self.b, &self.a]);
         let (qkv, z, b, a) = (projected[0], projected[1], projected[2], projected[3]);
+        if batch.segments.iter().any(Segment::is_trial) {
+            step.keep(layer, qkv, a, b, tape);
+        }
         // Short convolution, then S ← α S + β (v − S k) kᵀ and o = S q, row by row.
         let mut arena = 0;
         let runs: Vec<StateRun> = batch
@@ -283,7 +322,8 @@ impl DeltaNet {
             .map(|segment| {
                 let (index, slot) = sequences[segment.sequence].recurrent(layer);
                 arena = index;
-                StateRun { row: segment.row, count: segment.count, slot }
+                let is_trial = segment.is_trial();
+                StateRun { row: segment.row, count: segment.count, slot, is_trial }
             })
             .collect();
         let o = step.delta(qkv, a, b, &self.shape, memory.recurrent_mut(arena), &runs);

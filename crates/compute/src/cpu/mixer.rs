@@ -250,13 +250,22 @@ pub(crate) fn delta(
             gate_stride: heads,
         };
         let at = head * shape.key_dim * shape.value_dim + column * shape.key_dim;
+        let floats = shape.key_dim * width;
         // SAFETY: each task has a panel of a slot and columns of the output of its own.
         unsafe {
             let state = arena.slot_ptr(run.slot).add(at);
-            let state = std::slice::from_raw_parts_mut(state, shape.key_dim * width);
             let start = out_start.at(run.row * values + head * shape.value_dim + column);
             let mut out = RowsMut::from_raw(start, run.count, values, width);
-            delta_rule(isa, None, state, &rows, &mut out);
+            if run.is_trial {
+                let from = std::slice::from_raw_parts(state, floats);
+                SCRATCH.with_borrow_mut(|scratch| {
+                    scratch.resize(scratch.len().max(floats), 0.0);
+                    delta_rule(isa, Some(from), &mut scratch[..floats], &rows, &mut out);
+                });
+            } else {
+                let state = std::slice::from_raw_parts_mut(state, floats);
+                delta_rule(isa, None, state, &rows, &mut out);
+            }
         }
     });
 }
@@ -291,6 +300,9 @@ fn convolve(
             let mut to = RowsMut::from_raw(start, run.count, channels, width);
             let weight = weight.columns(columns.clone());
             conv_silu(isa, inputs, before.columns(columns.clone()), weight, shape.taps, &mut to);
+            if run.is_trial {
+                return;
+            }
             let start = state.add(columns.start);
             let mut after = RowsMut::from_raw(start, shape.taps - 1, channels, width);
             advance_conv_state(None, inputs, run.count, &mut after);

@@ -13,8 +13,8 @@ use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank};
 use crate::memory::{KvArena, RecurrentArena};
 use crate::step::{
-    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
-    SharedExpert, StateRun, Step, Tensor,
+    Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
+    SharedExpert, StateRun, Step, Tape, Tensor,
 };
 use crate::{Error, Result, Rope, Weight};
 
@@ -130,6 +130,30 @@ impl CpuStep<'_> {
         let start = self.backend.arena.as_ptr().cast::<f32>().cast_mut();
         // SAFETY: inside the arena.
         View { start: unsafe { start.add(x.start) }, len, arena: PhantomData }
+    }
+
+    /// Rows `[qkv, a, b]` through the delta rule, results to `out`.
+    fn run_delta(
+        &mut self,
+        [qkv, a, b]: [&[f32]; 3],
+        shape: &DeltaShape,
+        arena: &mut RecurrentArena,
+        runs: &[StateRun],
+        out: &mut [f32],
+    ) {
+        let mark = self.mark();
+        let rows = qkv.len() / shape.channels();
+        let convolved = self.new_tensor(rows, shape.channels());
+        let alpha = self.new_tensor(rows, shape.value_heads);
+        let beta = self.new_tensor(rows, shape.value_heads);
+        let mut buffers = mixer::DeltaBuffers {
+            convolved: self.view(convolved).write(),
+            alpha: self.view(alpha).write(),
+            beta: self.view(beta).write(),
+        };
+        let CpuBackend { isa, pool, .. } = &mut *self.backend;
+        mixer::delta(*isa, pool, qkv, a, b, shape, arena, runs, &mut buffers, out);
+        self.release(mark);
     }
 
     /// Runs `f` for each row, on all threads if there are many.
@@ -288,32 +312,36 @@ impl Step for CpuStep<'_> {
         runs: &[StateRun],
     ) -> Tensor {
         let out = self.new_tensor(qkv.rows, shape.value_heads * shape.value_dim);
-        let mark = self.mark();
-        let convolved = self.new_tensor(qkv.rows, qkv.cols);
-        let alpha = self.new_tensor(qkv.rows, shape.value_heads);
-        let beta = self.new_tensor(qkv.rows, shape.value_heads);
-        let mut buffers = mixer::DeltaBuffers {
-            convolved: self.view(convolved).write(),
-            alpha: self.view(alpha).write(),
-            beta: self.view(beta).write(),
-        };
+        let inputs = [qkv, a, b].map(|x| self.view(x).read());
         let to = self.view(out).write();
-        let (qkv, a, b) = (self.view(qkv).read(), self.view(a).read(), self.view(b).read());
-        let backend = &mut *self.backend;
-        mixer::delta(
-            backend.isa,
-            &mut backend.pool,
-            qkv,
-            a,
-            b,
-            shape,
-            arena,
-            runs,
-            &mut buffers,
-            to,
-        );
-        self.release(mark);
+        self.run_delta(inputs, shape, arena, runs, to);
         out
+    }
+
+    fn keep(&mut self, layer: usize, qkv: Tensor, a: Tensor, b: Tensor, tape: &mut Tape) {
+        let inputs = tape.layer_mut(layer);
+        let parts = [(qkv, &mut inputs.qkv), (a, &mut inputs.a), (b, &mut inputs.b)];
+        for (x, kept) in parts {
+            kept.clear();
+            kept.extend_from_slice(self.view(x).read());
+        }
+    }
+
+    fn replay(
+        &mut self,
+        layer: usize,
+        tape: &Tape,
+        shape: &DeltaShape,
+        arena: &mut RecurrentArena,
+        runs: &[StateRun],
+    ) {
+        let DeltaInputs { qkv, a, b } = &tape.layers[layer];
+        let rows = qkv.len() / shape.channels();
+        let mark = self.mark();
+        let out = self.new_tensor(rows, shape.value_heads * shape.value_dim);
+        let to = self.view(out).write();
+        self.run_delta([qkv, a, b], shape, arena, runs, to);
+        self.release(mark);
     }
 
     fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor {

@@ -1,0 +1,211 @@
+//! Speculation: tokens are drafted by something cheap and verified by the model, several in one pass.
+//!
+//! What is drafted never changes an answer: the model's own token is drawn at every position, and a draft only decides how
+//! many positions one pass is worth. Sources are behind one trait; the [`Controller`] decides for every round which of them
+//! drafts how much, from what passes cost and how often each source is right, and stays at nothing where it does not pay.
+
+mod controller;
+mod draft_model;
+mod ngram;
+mod oracle;
+mod source;
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+pub use controller::Report;
+use controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
+use draft_model::DraftModel;
+use ngram::NGram;
+pub use oracle::Oracle;
+pub(crate) use source::Draft;
+use source::{Source, Wanted};
+
+use crate::job::{Active, Job};
+use crate::runner::LOGIT_ROWS;
+use crate::{RequestId, Runner};
+
+/// Tokens drafted at once if nobody says otherwise.
+const MOST: usize = 16;
+
+/// Where drafted tokens come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceKind {
+    /// What followed the same tokens before.
+    NGram,
+    /// A smaller model.
+    DraftModel,
+    /// The model's own head for the token after the next.
+    Mtp,
+    /// A head that drafts a block at once.
+    Dflash,
+    /// Tokens that are known to come, some of them spoiled: for benchmarks.
+    Oracle,
+}
+
+/// What an engine may speculate with. The default is prompt lookup.
+pub struct Speculation {
+    /// Tokens of a draft at most.
+    pub most: usize,
+    /// Look up what was said before.
+    pub ngram: bool,
+    /// A smaller model with the same tokenizer. Its options must have room for as many sequences as the
+    /// target's, and for twice as many recurrent states and four more.
+    pub draft_model: Option<Runner>,
+    /// Somebody who knows the answers, for benchmarks.
+    pub oracle: Option<Oracle>,
+    /// Draft this many tokens in every round whatever it costs, for tests and to see how good a source is.
+    pub fixed: Option<usize>,
+}
+
+impl Default for Speculation {
+    fn default() -> Speculation {
+        Speculation { most: MOST, ngram: true, draft_model: None, oracle: None, fixed: None }
+    }
+}
+
+/// Drafts for the answers of an engine.
+pub(crate) struct Drafter {
+    most: usize,
+    fixed: Option<usize>,
+    controller: Controller,
+    sources: Vec<Box<dyn Source>>,
+}
+
+impl Drafter {
+    pub(crate) fn new(speculation: Speculation, target: &Runner) -> Drafter {
+        let Speculation { most, ngram, draft_model, oracle, fixed } = speculation;
+        let most = fixed.unwrap_or(most);
+        let mut sources: Vec<Box<dyn Source>> = Vec::new();
+        if ngram {
+            sources.push(Box::new(NGram::default()));
+        }
+        if let Some(runner) = draft_model {
+            sources.push(Box::new(DraftModel::new(runner)));
+        }
+        if let Some(oracle) = oracle {
+            sources.push(Box::new(oracle));
+        }
+        let streams = target.streamed().is_some();
+        Drafter { most, fixed, controller: Controller::new(Settings { most, streams }), sources }
+    }
+
+    /// Drafts for all answers that are scheduled for their next token; `context` is the longest sequence.
+    pub(crate) fn draft(&mut self, target: &mut Runner, active: &mut [Active]) {
+        let context = target.options().context;
+        let decoding = active.iter().filter(|active| active.rows > 0).count();
+        let room = (LOGIT_ROWS / decoding.max(1)).saturating_sub(1).min(self.most);
+        let mut offers = Vec::with_capacity(decoding);
+        let mut subjects: Vec<&mut Active> =
+            active.iter_mut().filter(|active| active.rows > 0).collect();
+        for Active { job, sequence, .. } in subjects.iter().map(|subject| &**subject) {
+            // The row after the last draft still needs a place, and the answer an end.
+            let places = context.saturating_sub(sequence.len() + 1);
+            let rest = job.max_tokens.saturating_sub(job.generated() + 1);
+            let most = room.min(places).min(rest);
+            offers.push(self.offers(job, most));
+        }
+        let picks = match self.fixed {
+            None => self.controller.plan(&offers),
+            Some(_) => offers.iter().map(|offers| first(offers)).collect(),
+        };
+        for index in 0..self.sources.len() {
+            let kind = self.sources[index].kind();
+            let mut wanted = Vec::new();
+            let mut cost =
+                DraftCost { source: kind, sequences: 0, tokens: 0, read: 0, seconds: 0.0 };
+            for ((subject, pick), offers) in subjects.iter_mut().zip(&picks).zip(&offers) {
+                let Some(pick) = pick else { continue };
+                let offer = &offers[pick.offer];
+                if offer.source != kind || pick.count == 0 {
+                    continue;
+                }
+                let Active { job, sequence, draft, .. } = &mut **subject;
+                draft.source = Some(kind);
+                cost.sequences += 1;
+                cost.tokens = cost.tokens.max(pick.count);
+                cost.read += offer.behind;
+                wanted.push(Wanted {
+                    id: job.id,
+                    tokens: &job.tokens,
+                    sequence,
+                    count: pick.count,
+                    draft,
+                });
+            }
+            if wanted.is_empty() {
+                continue;
+            }
+            let started = Instant::now();
+            let outcome = self.sources[index].draft(target, &mut wanted);
+            cost.seconds = started.elapsed().as_secs_f64();
+            self.controller.observe_draft(&cost);
+            if let Err(error) = outcome {
+                tracing::warn!(%error, source = ?kind, "a draft source failed and is left out from now on");
+                wanted.iter_mut().for_each(|wanted| wanted.draft.clear());
+                self.sources.remove(index);
+                break;
+            }
+        }
+        let drafts: Vec<Option<Drafted<'_>>> = subjects
+            .iter()
+            .map(|subject| {
+                let Draft { source, buckets, .. } = &subject.draft;
+                source.filter(|_| !buckets.is_empty()).map(|source| Drafted { source, buckets })
+            })
+            .collect();
+        let counts = match self.fixed {
+            None => self.controller.trim(&drafts),
+            Some(_) => drafts.iter().map(|d| d.as_ref().map_or(0, |d| d.buckets.len())).collect(),
+        };
+        for (subject, count) in subjects.into_iter().zip(counts) {
+            subject.draft.truncate(count);
+            subject.rows = 1 + subject.draft.tokens.len();
+        }
+    }
+
+    fn offers(&mut self, job: &Job, most: usize) -> Vec<Offer> {
+        if most == 0 {
+            return Vec::new();
+        }
+        let offer = |source: &mut Box<dyn Source>| source.offer(job.id, &job.tokens, most);
+        self.sources.iter_mut().filter_map(offer).collect()
+    }
+
+    /// What a pass without rows of prompts took.
+    pub(crate) fn observe_pass(&mut self, rows: usize, sequences: usize, seconds: f64) {
+        self.controller.observe_pass(&Pass {
+            rows,
+            sequences,
+            missed_bytes: 0,
+            missed_by_depth: &[],
+            seconds,
+        });
+    }
+
+    /// How many tokens of a draft were right.
+    pub(crate) fn observe_verdict(&mut self, id: RequestId, draft: &Draft, accepted: usize) {
+        let Draft { source: Some(source), buckets, tokens } = draft else { return };
+        let source = *source;
+        self.controller.observe_verdict(&Verdict { source, buckets, accepted });
+        let own = self.sources.iter_mut().filter(|own| own.kind() == source);
+        own.for_each(|own| own.observe(id, tokens.len(), accepted));
+    }
+
+    /// An answer ended or lost its sequence.
+    pub(crate) fn forget(&mut self, id: RequestId, tokens: &[u32]) {
+        self.sources.iter_mut().for_each(|source| source.forget(id, tokens));
+    }
+
+    /// What came of it so far.
+    pub(crate) fn report(&self) -> Report {
+        self.controller.report()
+    }
+}
+
+/// All that the first source offers.
+fn first(offers: &[Offer]) -> Option<Pick> {
+    offers.first().map(|offer| Pick { offer: 0, count: offer.most })
+}

@@ -1,0 +1,387 @@
+//! Speculation changes nothing but speed: whatever drafts, resident or streamed, alone or in company, an answer is the one
+//! of plain decoding, and recurrent states are the same to the bit after drafts were thrown away.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "these are tests; clippy.toml covers only the test functions"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+use engine::{
+    Dialect, Engine, Event, Options, Oracle, Plan, PlanRequest, Request, RequestId, Runner,
+    SamplingParams, Speculation, Usage,
+};
+use experts::Device;
+use experts::device::{Access, Files};
+use experts::reader::{Method, Queue};
+use model::{Batch, Logits, SegmentKind};
+use serde_json::Value;
+use state::Sequence;
+use text::ChatRequest;
+
+/// Recurrent layers and attention, with experts and without.
+const HYBRIDS: [&str; 4] = [
+    "testdata/models/qwen3_5_moe-4bit",
+    "testdata/models/qwen3_5_moe-f32",
+    "testdata/models/qwen3_next-8bit",
+    "testdata/models/qwen3_5-mixed",
+];
+/// Attention only; the second with a window of 48 positions.
+const OTHERS: [&str; 3] = [
+    "testdata/models/llama-4bit",
+    "testdata/models/mistral-4bit",
+    "testdata/models/qwen3_moe-nvfp4",
+];
+const PEBBLE: &str = "models/pebble";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn options() -> Options {
+    Options { context: 1024, sequences: 4, checkpoints: 8, threads: 1, ..Options::default() }
+}
+
+fn runner(model: &str, options: &Options) -> Runner {
+    let checkpoint = Checkpoint::open(&root().join(model)).unwrap();
+    Runner::load(&checkpoint, options, &|_, _| {}).unwrap()
+}
+
+/// With experts from the disk, in about a third of the slots.
+fn streamed(model: &str) -> Runner {
+    let checkpoint = Checkpoint::open(&root().join(model)).unwrap();
+    let spec = model::arch::spec(&checkpoint).unwrap();
+    let all: usize = spec.moe_layers().map(|(_, moe)| moe.experts.experts()).sum();
+    let request = PlanRequest {
+        context: Some(1024),
+        sequences: Some(4),
+        expert_slots: Some(all / 3),
+        ..PlanRequest::default()
+    };
+    let plan = Plan::new(&spec, &request).unwrap();
+    let options = Options { slots: plan.options.slots, ..options() };
+    // No probe of the disk.
+    let files = Files::open(&checkpoint, Access::Direct).unwrap();
+    let device: (Arc<dyn Device>, _) =
+        (Arc::new(files), Method { queue: Queue::Threads, depth: 4 });
+    Runner::load_from(&checkpoint, spec, &options, Some(device), &|_, _| {}).unwrap()
+}
+
+/// The smaller model of Pebble, with room for forks.
+fn draft_model() -> Runner {
+    runner("models/pebble-draft", &Options { sequences: 4, checkpoints: 8, ..options() })
+}
+
+/// Drafts as long as they may be, whatever they cost.
+fn eager(most: usize) -> Speculation {
+    Speculation { fixed: Some(most), ..Speculation::default() }
+}
+
+fn oracle(texts: &[Vec<u32>], acceptance: f64, seed: u64) -> Oracle {
+    Oracle { texts: texts.to_vec(), acceptance, seed }
+}
+
+/// Answers and what they took, in the order of the requests, `together` at once.
+fn answers(engine: &mut Engine, requests: &[Request], together: usize) -> Vec<(Vec<u32>, Usage)> {
+    let mut all: BTreeMap<RequestId, (Vec<u32>, Usage)> = BTreeMap::new();
+    for requests in requests.chunks(together) {
+        for request in requests {
+            all.insert(engine.submit(request.clone()).unwrap(), Default::default());
+        }
+        while !engine.is_idle() {
+            for event in engine.step().unwrap() {
+                match event {
+                    Event::Token { id, sampled } => all.get_mut(&id).unwrap().0.push(sampled.token),
+                    Event::Finished { id, usage, .. } => all.get_mut(&id).unwrap().1 = usage,
+                    Event::Failed { id, error } => panic!("{id:?}: {error}"),
+                    Event::Prefill { .. } => {}
+                }
+            }
+        }
+    }
+    for (tokens, usage) in all.values() {
+        assert_eq!(tokens.len(), usage.completion_tokens);
+    }
+    all.into_values().collect()
+}
+
+fn tokens_of(answers: &[(Vec<u32>, Usage)]) -> Vec<Vec<u32>> {
+    answers.iter().map(|answer| answer.0.clone()).collect()
+}
+
+/// Tokens that were drafted right and wrong.
+fn verdicts(answers: &[(Vec<u32>, Usage)]) -> (usize, usize) {
+    let sum = |get: fn(&Usage) -> usize| answers.iter().map(|answer| get(&answer.1)).sum();
+    (sum(|usage| usage.accepted_drafts), sum(|usage| usage.rejected_drafts))
+}
+
+/// Prompts together with their answers.
+fn texts(requests: &[Request], answers: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    requests.iter().zip(answers).map(|(r, a)| [r.prompt.as_slice(), a].concat()).collect()
+}
+
+/// Prompts of noise, some of them repeating themselves.
+fn noise(count: usize, sampling: &SamplingParams) -> Vec<Request> {
+    let request = |index: usize| {
+        let token = |i: usize| {
+            let i = if index.is_multiple_of(2) { i % 13 } else { i };
+            ((i as u32).wrapping_mul(2_654_435_761).wrapping_add(index as u32 * 97) >> 9) % 256
+        };
+        let prompt = (0..20 + 37 * index).map(token).collect();
+        let sampling = SamplingParams { seed: index as u64, ..sampling.clone() };
+        Request { prompt, max_tokens: 40, sampling, ..Request::default() }
+    };
+    (0..count).map(request).collect()
+}
+
+/// One item of each task of Pebble's evaluation set, then a second one of each …
+fn pebble_requests(count: usize) -> Vec<(String, Request)> {
+    let file = std::fs::read(root().join("testdata/pebble/eval.json")).unwrap();
+    let evaluation: Value = serde_json::from_slice(&file).unwrap();
+    let checkpoint = Checkpoint::open(&root().join(PEBBLE)).unwrap();
+    let dialect = Dialect::open(&checkpoint).unwrap();
+    let mut by_task: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
+    for item in evaluation["items"].as_array().unwrap() {
+        by_task.entry(item["task"].as_str().unwrap()).or_default().push(item);
+    }
+    let rounds = (0..).flat_map(|round| by_task.values().filter_map(move |v| v.get(round)));
+    let request = |item: &&Value| {
+        let mut request = ChatRequest::new(item["messages"].as_array().unwrap().clone());
+        request.tools = item["tools"].as_array().cloned().unwrap_or_default();
+        request.enable_thinking = item["enable_thinking"].as_bool();
+        let prompt = dialect.prompt(&request).unwrap().tokens;
+        let (stop_tokens, sampling) = (dialect.eos.clone(), SamplingParams::greedy());
+        let request =
+            Request { prompt, max_tokens: 120, stop_tokens, sampling, ..Request::default() };
+        (item["task"].as_str().unwrap().to_owned(), request)
+    };
+    let short = |(_, request): &(String, Request)| request.prompt.len() < 800;
+    rounds.map(request).filter(short).take(count).collect()
+}
+
+#[test]
+fn pebble_answers_the_same_with_every_source() {
+    let count = if std::env::var_os("MILLSTREAM_LONG_TESTS").is_some() { 200 } else { 20 };
+    let requests: Vec<Request> = pebble_requests(count).into_iter().map(|item| item.1).collect();
+    let plain = answers(&mut Engine::new(runner(PEBBLE, &options())), &requests, 4);
+    let plain = tokens_of(&plain);
+    let texts = texts(&requests, &plain);
+    let sources: [(&str, fn(&[Vec<u32>]) -> Speculation); 4] = [
+        ("prompt lookup", |_| eager(6)),
+        ("draft model", |_| Speculation {
+            ngram: false,
+            draft_model: Some(draft_model()),
+            ..eager(4)
+        }),
+        ("oracle", |texts| Speculation {
+            ngram: false,
+            oracle: Some(oracle(texts, 0.7, 1)),
+            ..eager(7)
+        }),
+        ("controller", |_| Speculation {
+            draft_model: Some(draft_model()),
+            ..Speculation::default()
+        }),
+    ];
+    for (name, speculation) in sources {
+        for (place, together) in [("resident", 1), ("resident", 4), ("streamed", 1)] {
+            let target = match place {
+                "resident" => runner(PEBBLE, &options()),
+                _ => streamed(PEBBLE),
+            };
+            let mut engine = Engine::speculating(target, speculation(&texts));
+            let got = answers(&mut engine, &requests, together);
+            let (right, wrong) = verdicts(&got);
+            println!("{name}, {place}, {together} at once: {right} right, {wrong} wrong");
+            assert_eq!(tokens_of(&got), plain, "{name}, {place}, {together} at once");
+            assert!(name == "controller" || right > 0, "{name} was never right");
+        }
+    }
+}
+
+#[test]
+fn tiny_models_say_the_same_whatever_is_drafted() {
+    for model in HYBRIDS.iter().chain(&OTHERS) {
+        let greedy = noise(5, &SamplingParams::greedy());
+        let plain = tokens_of(&answers(&mut Engine::new(runner(model, &options())), &greedy, 1));
+        let texts = texts(&greedy, &plain);
+        for acceptance in [1.0, 0.8, 0.3, 0.0] {
+            for together in [1, 4] {
+                let speculation = Speculation {
+                    ngram: false,
+                    oracle: Some(oracle(&texts, acceptance, 5)),
+                    ..eager(if together == 1 { 9 } else { 4 })
+                };
+                let mut engine = Engine::speculating(runner(model, &options()), speculation);
+                let got = answers(&mut engine, &greedy, together);
+                let what = format!("{model}, {acceptance}, {together} at once");
+                assert_eq!(tokens_of(&got), plain, "{what}");
+                let (right, wrong) = verdicts(&got);
+                match acceptance {
+                    1.0 => assert!(right > 100 && wrong == 0, "{what}: {right}, {wrong}"),
+                    0.0 => assert!(right == 0 && wrong > 100, "{what}: {right}, {wrong}"),
+                    _ => assert!(right > 20 && wrong > 20, "{what}: {right}, {wrong}"),
+                }
+                engine.clear_cache();
+                let load = engine.load();
+                assert_eq!((load.free_pages, load.free_states), (load.pages, load.states));
+            }
+        }
+        let mut engine = Engine::speculating(runner(model, &options()), eager(8));
+        assert_eq!(tokens_of(&answers(&mut engine, &greedy, 2)), plain, "{model}, prompt lookup");
+    }
+}
+
+#[test]
+fn streamed_models_say_the_same_whatever_is_drafted() {
+    for model in ["testdata/models/qwen3_5_moe-4bit", "testdata/models/qwen3_moe-4bit", PEBBLE] {
+        let greedy = noise(3, &SamplingParams::greedy());
+        let plain = tokens_of(&answers(&mut Engine::new(runner(model, &options())), &greedy, 1));
+        let texts = texts(&greedy, &plain);
+        for (acceptance, together) in [(0.8, 1), (0.0, 1), (0.6, 3)] {
+            let speculation = Speculation {
+                ngram: false,
+                oracle: Some(oracle(&texts, acceptance, 2)),
+                ..eager(6)
+            };
+            let mut engine = Engine::speculating(streamed(model), speculation);
+            let got = tokens_of(&answers(&mut engine, &greedy, together));
+            assert_eq!(got, plain, "{model}, {acceptance}, {together} at once");
+        }
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_text_with_drafts_and_without() {
+    let sampling = SamplingParams {
+        temperature: 0.9,
+        top_p: 0.95,
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.4,
+        ..SamplingParams::default()
+    };
+    for model in [HYBRIDS[0], OTHERS[0]] {
+        let requests = noise(6, &sampling);
+        let plain = tokens_of(&answers(&mut Engine::new(runner(model, &options())), &requests, 2));
+        let texts = texts(&requests, &plain);
+        for acceptance in [0.9, 0.2] {
+            let speculation = Speculation {
+                oracle: Some(oracle(&texts, acceptance, 8)),
+                ngram: false,
+                ..eager(5)
+            };
+            let mut engine = Engine::speculating(runner(model, &options()), speculation);
+            let got = tokens_of(&answers(&mut engine, &requests, 3));
+            assert_eq!(got, plain, "{model}, {acceptance}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_ends_where_it_ends_without_drafts() {
+    let model = HYBRIDS[0];
+    let mut requests = noise(4, &SamplingParams::greedy());
+    let plain = tokens_of(&answers(&mut Engine::new(runner(model, &options())), &requests, 1));
+    let texts = texts(&requests, &plain);
+    // At a stop token in the middle of a draft, and at a length that cuts one.
+    requests[0].stop_tokens = BTreeSet::from([plain[0][5]]);
+    requests[1].max_tokens = 7;
+    requests[2].max_tokens = 1;
+    requests[3].max_tokens = 0;
+    let expected = tokens_of(&answers(&mut Engine::new(runner(model, &options())), &requests, 1));
+    assert_eq!(expected.iter().map(Vec::len).collect::<Vec<_>>()[1..], [7, 1, 0]);
+    assert!(expected[0].len() <= 5);
+    let speculation =
+        Speculation { ngram: false, oracle: Some(oracle(&texts, 1.0, 0)), ..eager(4) };
+    let mut engine = Engine::speculating(runner(model, &options()), speculation);
+    assert_eq!(tokens_of(&answers(&mut engine, &requests, 1)), expected);
+    // The next turn begins with what was computed, drafts and all.
+    let mut second = requests[0].clone();
+    second.prompt.extend(&expected[0]);
+    second.prompt.extend([1, 2, 3]);
+    second.stop_tokens.clear();
+    let alone = tokens_of(&answers(
+        &mut Engine::new(runner(model, &options())),
+        std::slice::from_ref(&second),
+        1,
+    ));
+    let got = answers(&mut engine, std::slice::from_ref(&second), 1);
+    assert!(got[0].1.cached_tokens >= requests[0].prompt.len(), "{:?}", got[0].1);
+    assert_eq!(tokens_of(&got), alone);
+}
+
+#[test]
+fn the_context_can_be_filled_to_the_last_place() {
+    for model in [HYBRIDS[0], OTHERS[1]] {
+        let options = Options { context: 128, ..options() };
+        let mut request = noise(2, &SamplingParams::greedy()).remove(1);
+        request.max_tokens = 1000;
+        let requests = [request];
+        let plain = tokens_of(&answers(&mut Engine::new(runner(model, &options)), &requests, 1));
+        assert_eq!(plain[0].len() + requests[0].prompt.len(), 129);
+        let texts = texts(&requests, &plain);
+        let speculation =
+            Speculation { ngram: false, oracle: Some(oracle(&texts, 0.9, 3)), ..eager(9) };
+        let mut engine = Engine::speculating(runner(model, &options), speculation);
+        assert_eq!(tokens_of(&answers(&mut engine, &requests, 1)), plain, "{model}");
+    }
+}
+
+/// All floats of a sequence's recurrent layers, as bits.
+fn recurrent_bits(runner: &Runner, sequence: &Sequence) -> Vec<u32> {
+    let mut bits = Vec::new();
+    for (layer, state) in sequence.layers().iter().enumerate() {
+        if matches!(state, state::LayerState::Recurrent(_)) {
+            let (arena, slot) = sequence.recurrent(layer);
+            let floats = runner.memory().recurrent(arena).slot(slot);
+            bits.extend(floats.iter().map(|value| value.to_bits()));
+        }
+    }
+    bits
+}
+
+#[test]
+fn a_state_is_the_same_to_the_bit_after_drafts_were_thrown_away() {
+    for model in HYBRIDS {
+        let mut runner = runner(model, &options());
+        let tokens: Vec<u32> = (0..90u32).map(|i| i * 37 % 251).collect();
+        let mut plain = runner.sequence().unwrap();
+        let mut drafted = runner.sequence().unwrap();
+        let mut none = |_: usize, _: &[f32]| {};
+        runner.feed(&mut plain, &tokens[..30], Logits::None, &mut none).unwrap();
+        runner.feed(&mut drafted, &tokens[..30], Logits::None, &mut none).unwrap();
+        let mut rows = 0;
+        while drafted.len() + 12 < tokens.len() {
+            // Some rows are right, the rest is noise.
+            let right = rows % 9;
+            let at = drafted.len();
+            let mut draft = tokens[at..at + right].to_vec();
+            draft.extend((0..9 - right as u32).map(|i| (i * 71 + rows as u32 * 13) % 256));
+            let mut batch = Batch::default();
+            batch.push(0, at, &draft, SegmentKind::Verify, Logits::All);
+            let before = recurrent_bits(&runner, &drafted);
+            let checkpoint = drafted.fork();
+            let failures = runner.forward(&batch, &mut [&mut drafted], &mut none).unwrap();
+            assert!(failures.is_empty());
+            assert!(before == recurrent_bits(&runner, &checkpoint), "{model}: an alias");
+            runner.settle(&batch, &[right], &mut [&mut drafted]);
+            assert!(before == recurrent_bits(&runner, &checkpoint), "{model}: an alias");
+            drop(checkpoint);
+            for token in &tokens[at..at + right] {
+                let mut batch = Batch::default();
+                batch.push(0, plain.len(), &[*token], SegmentKind::Decode, Logits::Last);
+                runner.forward(&batch, &mut [&mut plain], &mut none).unwrap();
+            }
+            assert_eq!((plain.len(), drafted.len()), (at + right, at + right));
+            let (want, got) = (recurrent_bits(&runner, &plain), recurrent_bits(&runner, &drafted));
+            assert!(!want.is_empty() && want == got, "{model}: after {right} of 9 rows at {at}");
+            rows += 1;
+        }
+        assert!(rows > 9);
+    }
+}
