@@ -64,9 +64,9 @@ struct Outcome {
 
 impl Engine {
     /// An engine without requests, that speculates.
-    pub fn speculating(runner: Runner, speculation: Speculation) -> Engine {
-        let drafter = Drafter::new(speculation, &runner);
-        Engine { drafter: Some(drafter), ..Engine::new(runner) }
+    pub fn speculating(runner: Runner, speculation: Speculation) -> Result<Engine> {
+        let drafter = Drafter::new(speculation, &runner)?;
+        Ok(Engine { drafter: Some(drafter), ..Engine::new(runner) })
     }
 
     /// An engine without requests, that computes one token of each at a time.

@@ -13,6 +13,9 @@ use state::Capacity;
 use crate::runner::{arena_floats, capacity, scratch_bytes};
 use crate::{Options, Result, streaming};
 
+/// Name of the row that is there without a model too.
+const PROGRAM: &str = "program";
+
 /// What the program, its tokenizer and its threads take besides the model. Measured with a 35B-A3B-shaped
 /// model's tokenizer (248k entries) on Linux, 15 Nov 2026; rounded up.
 const PROGRAM_BYTES: u64 = 192 << 20;
@@ -80,6 +83,8 @@ pub struct PlanRequest {
     pub expert_cache_bytes: Option<u64>,
     /// Slots for experts, if they are to be this many.
     pub expert_slots: Option<usize>,
+    /// What a model that drafts for this one takes, with all its memory.
+    pub draft_bytes: u64,
 }
 
 /// One line of the plan.
@@ -140,6 +145,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What the model takes beside a program that is there already.
+    pub fn model_bytes(&self) -> u64 {
+        let rows = self.rows.iter().filter(|row| row.name != PROGRAM);
+        rows.fold(0, |sum, row| sum.saturating_add(row.bytes))
+    }
+
     /// Plans a model.
     pub fn new(spec: &DecoderSpec, request: &PlanRequest) -> Result<Plan> {
         let budget_bytes = match request.memory_bytes {
@@ -228,8 +239,8 @@ impl<'a> Planner<'a> {
     ) -> Result<Plan> {
         let Some(geometry) = &self.geometry else { return self.resident(options) };
         // Unasked, the context and the activations take at most a share each of what the weights leave.
-        let rest =
-            self.budget_bytes.saturating_sub(self.spec.resident_bytes() + self.program_bytes());
+        let fixed = self.spec.resident_bytes() + self.program_bytes() + self.request.draft_bytes;
+        let rest = self.budget_bytes.saturating_sub(fixed);
         let share = rest / SHARE_OF_REST;
         options.context = match context {
             Some(context) => context,
@@ -290,6 +301,7 @@ impl<'a> Planner<'a> {
         let other = self.spec.resident_bytes()
             + expert_bytes
             + self.program_bytes()
+            + self.request.draft_bytes
             + self.activation_bytes(&options);
         let left = |taken| self.budget_bytes.saturating_sub(other).saturating_sub(taken);
         let share = |taken| left(taken) / SHARE_OF_REST;
@@ -351,8 +363,12 @@ impl<'a> Planner<'a> {
         }
         let note = format!("prefill {} tokens at a time", options.chunk);
         rows.push(Row { name: "activations", bytes: self.activation_bytes(options), note });
+        if self.request.draft_bytes > 0 {
+            let (name, bytes) = ("draft model", self.request.draft_bytes);
+            rows.push(Row { name, bytes, note: "its weights, memory and activations".to_owned() });
+        }
         let (note, bytes) = ("tokenizer, threads, program".to_owned(), self.program_bytes());
-        rows.push(Row { name: "program", bytes, note });
+        rows.push(Row { name: PROGRAM, bytes, note });
         Ok(rows)
     }
 

@@ -115,6 +115,13 @@ impl Runner {
         Ok(Runner { spec, decoder, bank, memory, backend, tape, options: options.clone() })
     }
 
+    /// Moves the model to the threads of another, with which it takes turns.
+    pub fn share_threads(&mut self, other: &Runner) -> Result<()> {
+        let floats = arena_floats(&self.spec, &self.options);
+        self.backend = CpuBackend::beside(&other.backend, floats)?;
+        Ok(())
+    }
+
     /// The bank of a model whose experts are read when they are wanted.
     pub fn streamed(&self) -> Option<&StreamedBank> {
         match &self.bank {

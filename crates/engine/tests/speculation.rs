@@ -77,6 +77,10 @@ fn draft_model() -> Runner {
     runner("models/pebble-draft", &Options { sequences: 4, checkpoints: 8, ..options() })
 }
 
+fn speculating(runner: Runner, speculation: Speculation) -> Engine {
+    Engine::speculating(runner, speculation).unwrap()
+}
+
 /// Drafts as long as they may be, whatever they cost.
 fn eager(most: usize) -> Speculation {
     Speculation { fixed: Some(most), ..Speculation::default() }
@@ -194,7 +198,7 @@ fn pebble_answers_the_same_with_every_source() {
                 "resident" => runner(PEBBLE, &options()),
                 _ => streamed(PEBBLE),
             };
-            let mut engine = Engine::speculating(target, speculation(&texts));
+            let mut engine = speculating(target, speculation(&texts));
             let got = answers(&mut engine, &requests, together);
             let (right, wrong) = verdicts(&got);
             println!("{name}, {place}, {together} at once: {right} right, {wrong} wrong");
@@ -217,7 +221,7 @@ fn tiny_models_say_the_same_whatever_is_drafted() {
                     oracle: Some(oracle(&texts, acceptance, 5)),
                     ..eager(if together == 1 { 9 } else { 4 })
                 };
-                let mut engine = Engine::speculating(runner(model, &options()), speculation);
+                let mut engine = speculating(runner(model, &options()), speculation);
                 let got = answers(&mut engine, &greedy, together);
                 let what = format!("{model}, {acceptance}, {together} at once");
                 assert_eq!(tokens_of(&got), plain, "{what}");
@@ -232,7 +236,7 @@ fn tiny_models_say_the_same_whatever_is_drafted() {
                 assert_eq!((load.free_pages, load.free_states), (load.pages, load.states));
             }
         }
-        let mut engine = Engine::speculating(runner(model, &options()), eager(8));
+        let mut engine = speculating(runner(model, &options()), eager(8));
         assert_eq!(tokens_of(&answers(&mut engine, &greedy, 2)), plain, "{model}, prompt lookup");
     }
 }
@@ -249,7 +253,7 @@ fn streamed_models_say_the_same_whatever_is_drafted() {
                 oracle: Some(oracle(&texts, acceptance, 2)),
                 ..eager(6)
             };
-            let mut engine = Engine::speculating(streamed(model), speculation);
+            let mut engine = speculating(streamed(model), speculation);
             let got = tokens_of(&answers(&mut engine, &greedy, together));
             assert_eq!(got, plain, "{model}, {acceptance}, {together} at once");
         }
@@ -275,7 +279,7 @@ fn a_seed_gives_the_same_text_with_drafts_and_without() {
                 ngram: false,
                 ..eager(5)
             };
-            let mut engine = Engine::speculating(runner(model, &options()), speculation);
+            let mut engine = speculating(runner(model, &options()), speculation);
             let got = tokens_of(&answers(&mut engine, &requests, 3));
             assert_eq!(got, plain, "{model}, {acceptance}");
         }
@@ -298,7 +302,7 @@ fn an_answer_ends_where_it_ends_without_drafts() {
     assert!(expected[0].len() <= 5);
     let speculation =
         Speculation { ngram: false, oracle: Some(oracle(&texts, 1.0, 0)), ..eager(4) };
-    let mut engine = Engine::speculating(runner(model, &options()), speculation);
+    let mut engine = speculating(runner(model, &options()), speculation);
     assert_eq!(tokens_of(&answers(&mut engine, &requests, 1)), expected);
     // The next turn begins with what was computed, drafts and all.
     let mut second = requests[0].clone();
@@ -327,7 +331,7 @@ fn the_context_can_be_filled_to_the_last_place() {
         let texts = texts(&requests, &plain);
         let speculation =
             Speculation { ngram: false, oracle: Some(oracle(&texts, 0.9, 3)), ..eager(9) };
-        let mut engine = Engine::speculating(runner(model, &options), speculation);
+        let mut engine = speculating(runner(model, &options), speculation);
         assert_eq!(tokens_of(&answers(&mut engine, &requests, 1)), plain, "{model}");
     }
 }

@@ -197,8 +197,7 @@ impl Decoder {
             let Mixer::Delta(delta) = &layer.mixer else { continue };
             let mut arena = 0;
             let segments = batch.segments.iter().zip(counts);
-            let trials =
-                segments.filter(|(segment, count)| segment.is_trial() && **count > 0);
+            let trials = segments.filter(|(segment, count)| segment.is_trial() && **count > 0);
             let runs: Vec<StateRun> = trials
                 .map(|(segment, &count)| {
                     let (index, slot) = sequences[segment.sequence].recurrent(index);

@@ -2,12 +2,13 @@
 //!
 //! A fork/join through a general scheduler costs 10–34 µs, and a decoded token has a hundred of
 //! them; here a region costs one or two. There is one pool per backend; nothing else runs threads in
-//! the hot path. Work is cut into tasks that threads claim from a shared counter, so which thread
+//! the hot path. (Two models that take turns share one: the idle spinning of a second would be at the
+//! cost of the first.) Work is cut into tasks that threads claim from a shared counter, so which thread
 //! does what is never fixed, and no result may depend on it.
 
 use std::cell::UnsafeCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -38,11 +39,21 @@ unsafe impl Sync for Shared {}
 // the closure it points to is borrowed by `Pool::run`.
 unsafe impl Send for Shared {}
 
-/// A fixed set of threads that runs one region at a time. The calling thread works too.
-pub(crate) struct Pool {
+/// Spins of a caller that waits for its workers before it lets others run in between: on a busy machine
+/// a worker may be waiting for this very core.
+const PATIENCE: u32 = 1 << 10;
+
+/// A fixed set of threads that runs one region at a time. The calling thread works too. Clones are the same
+/// threads.
+#[derive(Clone)]
+pub(crate) struct Pool(Arc<Threads>);
+
+struct Threads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
+    /// Held while a region runs.
+    turn: Mutex<()>,
 }
 
 impl Pool {
@@ -69,29 +80,30 @@ impl Pool {
             })
             .collect();
         let handles = threads.iter().map(|t| t.thread().clone()).collect();
-        Pool { shared, threads, handles }
+        Pool(Arc::new(Threads { shared, threads, handles, turn: Mutex::new(()) }))
     }
 
     /// Threads in all, the caller included.
     pub(crate) fn thread_count(&self) -> usize {
-        self.threads.len() + 1
+        self.0.threads.len() + 1
     }
 
     /// The caller is going to wait for a disk: workers give up their cores instead of spinning, until
     /// the next region.
     pub(crate) fn rest(&self) {
-        self.shared.rest.store(true, Ordering::Relaxed);
+        self.0.shared.rest.store(true, Ordering::Relaxed);
     }
 
     /// Runs `job(0) … job(tasks - 1)`, each once, on all threads, and returns when all are done.
     pub(crate) fn run(&mut self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
-        if tasks <= 1 || self.threads.is_empty() {
+        let Threads { shared, threads, handles, turn } = &*self.0;
+        if tasks <= 1 || threads.is_empty() {
             for task in 0..tasks {
                 job(task);
             }
             return;
         }
-        let shared = &*self.shared;
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: no worker is busy here (the previous region waited for all of them), so nobody
         // reads `job`. The lifetime is erased; the pointer is not used after this function returns.
         unsafe {
@@ -102,9 +114,9 @@ impl Pool {
         }
         shared.rest.store(false, Ordering::Relaxed);
         shared.next_task.store(0, Ordering::Relaxed);
-        shared.busy.store(self.threads.len(), Ordering::Relaxed);
+        shared.busy.store(threads.len(), Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
-        for (parked, handle) in shared.parked.iter().zip(&self.handles) {
+        for (parked, handle) in shared.parked.iter().zip(handles) {
             if parked.load(Ordering::SeqCst) {
                 handle.unpark();
             }
@@ -114,8 +126,8 @@ impl Pool {
         }));
         let mut spins = 0u32;
         while shared.busy.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            if spins.is_multiple_of(1 << 14) {
+            spins = spins.wrapping_add(1);
+            if spins >= PATIENCE && spins.is_multiple_of(64) {
                 std::thread::yield_now();
             }
             std::hint::spin_loop();
@@ -127,7 +139,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for Threads {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);

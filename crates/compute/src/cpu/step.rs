@@ -13,8 +13,8 @@ use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank};
 use crate::memory::{KvArena, RecurrentArena};
 use crate::step::{
-    Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
-    SharedExpert, StateRun, Step, Tape, Tensor,
+    Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark,
+    Routing, RowFailure, SharedExpert, StateRun, Step, Tape, Tensor,
 };
 use crate::{Error, Result, Rope, Weight};
 
@@ -38,6 +38,15 @@ pub struct CpuBackend {
 impl CpuBackend {
     /// `arena_floats` bounds the activations of one step; asking for more later is a bug of the plan.
     pub fn new(isa: Isa, threads: usize, arena_floats: usize) -> Result<CpuBackend> {
+        CpuBackend::with_pool(isa, Pool::new(threads), arena_floats)
+    }
+
+    /// The same for a model that takes turns with the one of `other`, on the same threads.
+    pub fn beside(other: &CpuBackend, arena_floats: usize) -> Result<CpuBackend> {
+        CpuBackend::with_pool(other.isa, other.pool.clone(), arena_floats)
+    }
+
+    fn with_pool(isa: Isa, pool: Pool, arena_floats: usize) -> Result<CpuBackend> {
         let bytes = arena_floats * 4;
         let arena = Pages::new(bytes.max(4096)).map_err(|source| Error::Memory {
             what: "activations",
@@ -46,7 +55,7 @@ impl CpuBackend {
         })?;
         Ok(CpuBackend {
             isa,
-            pool: Pool::new(threads),
+            pool,
             arena,
             used_floats: 0,
             peak_floats: 0,

@@ -24,7 +24,7 @@ use source::{Source, Wanted};
 
 use crate::job::{Active, Job};
 use crate::runner::LOGIT_ROWS;
-use crate::{RequestId, Runner};
+use crate::{RequestId, Result, Runner};
 
 /// Tokens drafted at once if nobody says otherwise.
 const MOST: usize = 16;
@@ -75,21 +75,23 @@ pub(crate) struct Drafter {
 }
 
 impl Drafter {
-    pub(crate) fn new(speculation: Speculation, target: &Runner) -> Drafter {
+    pub(crate) fn new(speculation: Speculation, target: &Runner) -> Result<Drafter> {
         let Speculation { most, ngram, draft_model, oracle, fixed } = speculation;
         let most = fixed.unwrap_or(most);
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         if ngram {
             sources.push(Box::new(NGram::default()));
         }
-        if let Some(runner) = draft_model {
+        if let Some(mut runner) = draft_model {
+            runner.share_threads(target)?;
             sources.push(Box::new(DraftModel::new(runner)));
         }
         if let Some(oracle) = oracle {
             sources.push(Box::new(oracle));
         }
         let streams = target.streamed().is_some();
-        Drafter { most, fixed, controller: Controller::new(Settings { most, streams }), sources }
+        let controller = Controller::new(Settings { most, streams });
+        Ok(Drafter { most, fixed, controller, sources })
     }
 
     /// Drafts for all answers that are scheduled for their next token; `context` is the longest sequence.

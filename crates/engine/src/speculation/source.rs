@@ -7,7 +7,7 @@ use super::controller::Offer;
 use crate::{RequestId, Result, Runner};
 
 /// Proposes how answers go on. A source may be wrong, slow or silent; it never changes an answer.
-pub(crate) trait Source {
+pub(crate) trait Source: Send {
     /// Which one it is.
     fn kind(&self) -> SourceKind;
 
