@@ -135,6 +135,9 @@ pub struct AttentionShape<'a> {
     pub softcap: Option<f32>,
     /// A logit for each head that takes part in the softmax and adds nothing.
     pub sinks: Option<&'a [f32]>,
+    /// Whether every row of a run sees all keys of the run, those after its own included: a block that is
+    /// drafted at once. The result of such a row depends on how long its run is, of any other row it does not.
+    pub both_ways: bool,
 }
 
 /// What a gated delta net layer is made of, besides its projections.
@@ -212,6 +215,10 @@ pub trait Step {
 
     /// Rows of the embedding table.
     fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor;
+    /// Rows of values from outside, `[values.len() / cols, cols]`.
+    fn upload(&mut self, values: &[f32], cols: usize) -> Tensor;
+    /// Rows side by side, in order: `[rows, sum of cols]`.
+    fn concat(&mut self, parts: &[Tensor]) -> Tensor;
     /// RMS norm of each row.
     fn norm(&mut self, x: Tensor, weight: &[f32], eps: f32) -> Tensor;
     /// RMS norm of each head, in place.
@@ -228,6 +235,9 @@ pub trait Step {
     fn glu(&mut self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor;
     /// `x ⊙ sigmoid(gate)`
     fn sigmoid_gate(&mut self, x: Tensor, gate: Tensor) -> Tensor;
+    /// Appends keys and values to the sequences' pages and looks at none of them. Positions before a run's
+    /// first page are left out.
+    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut KvArena, runs: &[KvRun<'_>]);
     /// Appends keys and values to the sequences' pages and attends over them.
     fn attention(
         &mut self,

@@ -10,6 +10,7 @@ mod constraint;
 mod dialect;
 mod engine;
 mod error;
+mod heads;
 mod job;
 mod load;
 mod options;
@@ -26,8 +27,9 @@ pub use constraint::{Constraint, ConstraintError, Grammar, GrammarError, Grammar
 pub use dialect::{Dialect, Heard, Listener, Prompt};
 pub use engine::Engine;
 pub use error::{Error, Result};
+pub use heads::{HeadDraft, HeadTokens};
 pub use load::{Counters, Load};
-pub use options::Options;
+pub use options::{HeadOptions, Options};
 pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
 pub use request::{Event, FinishReason, Request, RequestId, Usage};
 pub use runner::{Runner, SequenceFailure};

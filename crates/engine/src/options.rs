@@ -1,11 +1,14 @@
 //! What a caller may choose when a model is loaded. Everything has a sensible default.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
 use experts::Slots;
 use experts::probe::Choice;
 use machine::cpu::Isa;
+use model::HeadSpec;
 
 /// Choices of a [`crate::Runner`].
 #[derive(Clone, Debug)]
@@ -35,6 +38,17 @@ pub struct Options {
     pub stall: Duration,
     /// Whether to read experts that a layer's router chooses before the layer's mixer has run.
     pub look_ahead: bool,
+    /// A draft head to load with the model.
+    pub head: Option<HeadOptions>,
+}
+
+/// A draft head and where its weights are.
+#[derive(Clone, Debug)]
+pub struct HeadOptions {
+    /// What it is made of.
+    pub spec: Arc<HeadSpec>,
+    /// Its checkpoint; the model's own if `None`.
+    pub checkpoint: Option<Arc<Checkpoint>>,
 }
 
 impl Default for Options {
@@ -52,6 +66,7 @@ impl Default for Options {
             reading: None,
             stall: Duration::from_secs(30),
             look_ahead: true,
+            head: None,
         }
     }
 }

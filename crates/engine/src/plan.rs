@@ -10,8 +10,8 @@ use model::DecoderSpec;
 use serde::Serialize;
 use state::Capacity;
 
-use crate::runner::{arena_floats, capacity, scratch_bytes};
-use crate::{Options, Result, streaming};
+use crate::runner::{arena_floats, capacity, layout, scratch_bytes};
+use crate::{HeadOptions, Options, Result, streaming};
 
 /// Name of the row that is there without a model too.
 const PROGRAM: &str = "program";
@@ -153,13 +153,22 @@ impl Plan {
 
     /// Plans a model.
     pub fn new(spec: &DecoderSpec, request: &PlanRequest) -> Result<Plan> {
+        Plan::with_head(spec, request, None)
+    }
+
+    /// Plans a model with a draft head: its weights, what it keeps of each position, and its activations.
+    pub fn with_head(
+        spec: &DecoderSpec,
+        request: &PlanRequest,
+        head: Option<HeadOptions>,
+    ) -> Result<Plan> {
         let budget_bytes = match request.memory_bytes {
             Some(bytes) => bytes,
             None => {
                 machine::memory::Memory::read().map_or(u64::MAX, |memory| memory.budget_bytes())
             }
         };
-        let mut options = Options::default();
+        let mut options = Options { head, ..Options::default() };
         options.kv = request.kv.unwrap_or(options.kv);
         options.sequences = request.sequences.unwrap_or(options.sequences).max(1);
         options.chunk = request.chunk.unwrap_or(options.chunk);
@@ -239,13 +248,14 @@ impl<'a> Planner<'a> {
     ) -> Result<Plan> {
         let Some(geometry) = &self.geometry else { return self.resident(options) };
         // Unasked, the context and the activations take at most a share each of what the weights leave.
-        let fixed = self.spec.resident_bytes() + self.program_bytes() + self.request.draft_bytes;
+        let fixed =
+            self.resident_bytes(&options) + self.program_bytes() + self.request.draft_bytes;
         let rest = self.budget_bytes.saturating_sub(fixed);
         let share = rest / SHARE_OF_REST;
         options.context = match context {
             Some(context) => context,
             None => {
-                let layout = self.spec.layout()?;
+                let layout = layout(self.spec, &options)?;
                 let mut context = self.spec.context.clamp(1, DEFAULT_CONTEXT);
                 while context > LEAST_CONTEXT
                     && layout.kv_bytes_per_token(options.kv) as u64 * context as u64 > share
@@ -296,9 +306,9 @@ impl<'a> Planner<'a> {
         if !serving {
             return Ok(options);
         }
-        let layout = self.spec.layout()?;
+        let layout = layout(self.spec, &options)?;
         let state = |options: &Options| layout.memory_bytes(options.kv, &capacity(options)) as u64;
-        let other = self.spec.resident_bytes()
+        let other = self.resident_bytes(&options)
             + expert_bytes
             + self.program_bytes()
             + self.request.draft_bytes
@@ -327,7 +337,7 @@ impl<'a> Planner<'a> {
 
     /// All but the experts.
     fn fixed_rows(&self, options: &Options) -> Result<Vec<Row>> {
-        let layout = self.spec.layout()?;
+        let layout = layout(self.spec, options)?;
         let state = |checkpoints| {
             let capacity = Capacity { checkpoints, ..capacity(options) };
             layout.memory_bytes(options.kv, &capacity) as u64
@@ -341,6 +351,10 @@ impl<'a> Planner<'a> {
             bytes: self.spec.resident_bytes(),
             note: format!("{} layers", self.spec.layers.len()),
         }];
+        if let Some(head) = &options.head {
+            let note = format!("{}, {} layer(s)", head.spec.name(), head.spec.stack.len());
+            rows.push(Row { name: "draft head", bytes: head.spec.bytes(), note });
+        }
         if kv > 0 {
             let note = match options.pool_tokens {
                 None => format!("{} positions, {per_token} bytes each", options.context),
@@ -370,6 +384,11 @@ impl<'a> Planner<'a> {
         let (note, bytes) = ("tokenizer, threads, program".to_owned(), self.program_bytes());
         rows.push(Row { name: PROGRAM, bytes, note });
         Ok(rows)
+    }
+
+    /// Weights that every step uses: the model's and the head's.
+    fn resident_bytes(&self, options: &Options) -> u64 {
+        self.spec.resident_bytes() + options.head.as_ref().map_or(0, |head| head.spec.bytes())
     }
 
     fn program_bytes(&self) -> u64 {
@@ -434,7 +453,7 @@ impl<'a> Planner<'a> {
         let mut hints = Vec::new();
         let over = total_bytes - self.budget_bytes;
         // A shorter context helps by the positions that go with it, not by what each sequence needs anyway.
-        let per_token = self.spec.layout()?.kv_bytes_per_token(options.kv);
+        let per_token = layout(self.spec, options)?.kv_bytes_per_token(options.kv);
         let positions = options.pool_positions();
         let copies = positions.div_ceil(options.context.max(1));
         let left = ((per_token * positions) as u64).saturating_sub(over) as usize;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use compute::{CpuBackend, ExpertBank, ResidentBank, Step, Tape};
 use experts::{Device, StreamedBank};
-use model::{Batch, Caching, Decoder, DecoderSpec, Logits, Progress, Segment, SegmentKind};
-use state::{Capacity, Memory, Sequence};
+use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Progress, Segment, SegmentKind};
+use state::{Capacity, Layout, Memory, Sequence};
 
 use experts::reader::Method;
 
-use crate::{Error, Options, Result, streaming};
+use crate::{Error, Options, Result, heads, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
 pub(crate) const LOGIT_ROWS: usize = 64;
@@ -48,14 +48,17 @@ pub struct SequenceFailure {
 
 /// A model that can run batches.
 pub struct Runner {
-    spec: DecoderSpec,
-    decoder: Decoder,
+    pub(crate) spec: DecoderSpec,
+    pub(crate) decoder: Decoder,
     bank: Bank,
-    memory: Memory,
-    backend: CpuBackend,
+    pub(crate) memory: Memory,
+    pub(crate) backend: CpuBackend,
     /// Of the last batch that had rows to verify.
     tape: Tape,
-    options: Options,
+    pub(crate) options: Options,
+    pub(crate) head: Option<Head>,
+    /// What the head wants to know of the rows of the last batch, by segment.
+    pub(crate) features: Vec<Vec<f32>>,
 }
 
 impl Runner {
@@ -97,7 +100,9 @@ impl Runner {
         let (resident, experts) = (spec.resident_bytes(), spec.expert_bytes());
         // What is read now is not read again, and the memory is spoken for.
         let caching = if device.is_some() { Caching::Forget } else { Caching::Keep };
-        let all = if device.is_some() { resident } else { resident + experts };
+        let head_bytes = options.head.as_ref().map_or(0, |head| head.spec.bytes());
+        let weights = if device.is_some() { resident } else { resident + experts };
+        let all = weights + head_bytes;
         let decoder = Decoder::load(checkpoint, &spec, caching, &|done, _| progress(done, all))?;
         let bank = match (device, &options.slots) {
             (Some((device, method)), Some(slots)) => {
@@ -109,10 +114,13 @@ impl Runner {
                     .map_or(Bank::None, Bank::Resident)
             }
         };
-        let memory = Memory::new(&spec.layout()?, options.kv, &capacity(options))?;
+        let head = heads::load(checkpoint, options, caching, &|done, _| {
+            progress(weights + done, all);
+        })?;
+        let memory = Memory::new(&layout(&spec, options)?, options.kv, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
-        let tape = Tape::default();
-        Ok(Runner { spec, decoder, bank, memory, backend, tape, options: options.clone() })
+        let (options, tape, features) = (options.clone(), Tape::default(), Vec::new());
+        Ok(Runner { spec, decoder, bank, memory, backend, tape, options, head, features })
     }
 
     /// Moves the model to the threads of another, with which it takes turns.
@@ -184,6 +192,8 @@ impl Runner {
             }
         }
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
+        let asking = self.head.as_ref().map(|head| heads::asking(head, batch));
+        let batch = asking.as_ref().unwrap_or(batch);
         let mut step = self.backend.begin();
         let bank = self.bank.get();
         let (memory, tape) = (&mut self.memory, &mut self.tape);
@@ -208,6 +218,10 @@ impl Runner {
                 }
             }
         }
+        self.features = match &self.head {
+            Some(head) => heads::features(head, batch, &output, &mut step, &fence),
+            None => Vec::new(),
+        };
         let mut failures = Vec::new();
         for segment in &batch.segments {
             if !segment.is_trial() {
@@ -306,16 +320,41 @@ pub(crate) fn capacity(options: &Options) -> Capacity {
     }
 }
 
+/// What a sequence remembers: the model's layers, then those of a draft head.
+pub(crate) fn layout(spec: &DecoderSpec, options: &Options) -> Result<Layout> {
+    Ok(match &options.head {
+        Some(head) => head.spec.layout(spec)?,
+        None => spec.layout()?,
+    })
+}
+
+/// Rows that may ask for logits in one step.
+pub(crate) fn logit_rows(options: &Options) -> usize {
+    LOGIT_ROWS.max(options.sequences)
+}
+
 /// Floats of the activation arena: the largest step, and its logits.
 pub(crate) fn arena_floats(spec: &DecoderSpec, options: &Options) -> usize {
     let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
-    let logit_rows = LOGIT_ROWS.max(options.sequences);
-    rows * spec.activation_floats() + logit_rows * (spec.vocab + 2 * spec.hidden) + 4096
+    let logit_rows = logit_rows(options);
+    // The model's step and the head's follow one another.
+    let (features, head) = options
+        .head
+        .as_ref()
+        .map_or((0, 0), |head| (head.spec.feature_floats(), head.spec.activation_floats()));
+    let row = (spec.activation_floats() + features).max(head);
+    rows * row + logit_rows * (spec.vocab + 2 * spec.hidden) + 4096
 }
 
 /// Bytes of the kernels' own buffers in the largest step: quantised copies of the activations, and what
 /// each thread keeps for one expert.
 pub(crate) fn scratch_bytes(spec: &DecoderSpec, options: &Options) -> u64 {
     let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
-    (rows * spec.quantised_bytes() + options.threads * THREAD_BYTES) as u64
+    let head = options.head.as_ref().map_or(0, |head| head.spec.quantised_bytes());
+    let mut bytes = rows * spec.quantised_bytes().max(head) + options.threads * THREAD_BYTES;
+    if let Some(head) = &options.head {
+        // Features on their way from the model's step to the head's.
+        bytes += 2 * rows * head.spec.features().width * 4;
+    }
+    bytes as u64
 }

@@ -13,6 +13,8 @@ pub struct Batch {
     pub segments: Vec<Segment>,
     /// Layers whose output hidden states are wanted, for draft heads.
     pub taps: Vec<usize>,
+    /// Whether every row's hidden state after the last norm is wanted, for draft heads.
+    pub hidden: bool,
 }
 
 /// Consecutive rows of one sequence.

@@ -38,7 +38,7 @@ impl Frame {
         })
     }
 
-    fn norm(&self, tensors: &Tensors<'_>, path: &str) -> Result<VectorSpec> {
+    pub(crate) fn norm(&self, tensors: &Tensors<'_>, path: &str) -> Result<VectorSpec> {
         let vector = tensors.vector(path, &[self.hidden])?;
         Ok(VectorSpec { plus: self.norm_plus, ..vector })
     }
@@ -169,6 +169,7 @@ pub(crate) fn attention(
         rope: Arc::clone(&a.rope),
         window: a.window,
         scale: 1.0 / (a.head_dim as f32).sqrt(),
+        both_ways: false,
     }))
 }
 

@@ -1,7 +1,7 @@
 //! The forward pass. Reads top to bottom like the papers: norm, mixer, norm, feed-forward.
 
 use compute::{
-    Activation, AttentionShape, DeltaShape, ExpertBank, KvRun, Linear, Rope, RoutingScheme,
+    Activation, AttentionShape, DeltaShape, ExpertBank, Input, KvRun, Linear, Rope, RoutingScheme,
     SharedExpert, StateRun, Step, Tape, Tensor,
 };
 use state::{Memory, Sequence};
@@ -12,7 +12,7 @@ use checkpoint::Checkpoint;
 use crate::Result;
 use crate::batch::{Batch, Segment};
 use crate::load::{Caching, Loader, Progress};
-use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, MixerSpec};
 
 /// Rows that a guess of a layer's routing is made from.
 const GUESSED_ROWS: usize = 64;
@@ -33,8 +33,10 @@ pub struct Decoder {
 pub struct Output {
     /// `[rows asked for, vocab]`
     pub logits: Option<Tensor>,
-    /// Hidden states after each tapped layer, [rows, hidden].
+    /// Hidden states after each tapped layer, in the order of layers: [rows, hidden].
     pub taps: Vec<Tensor>,
+    /// Hidden states of all rows after the last norm, [rows, hidden], if the batch asks for them.
+    pub hidden: Option<Tensor>,
 }
 
 #[derive(Debug)]
@@ -52,7 +54,7 @@ enum Mixer {
 }
 
 #[derive(Debug)]
-struct Attention {
+pub(crate) struct Attention {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -65,6 +67,7 @@ struct Attention {
     rope: Arc<Rope>,
     window: Option<usize>,
     scale: f32,
+    both_ways: bool,
 }
 
 #[derive(Debug)]
@@ -79,20 +82,20 @@ struct DeltaNet {
 }
 
 #[derive(Debug)]
-enum FeedForward {
+pub(crate) enum FeedForward {
     Dense(Box<Dense>),
     Moe(Box<Moe>),
 }
 
 #[derive(Debug)]
-struct Dense {
+pub(crate) struct Dense {
     gate: Linear,
     up: Linear,
     down: Linear,
 }
 
 #[derive(Debug)]
-struct Moe {
+pub(crate) struct Moe {
     router: Linear,
     experts_per_token: usize,
     scheme: RoutingScheme,
@@ -138,7 +141,7 @@ impl Decoder {
         tape: &mut Tape,
     ) -> Output {
         let mut taps = Vec::new();
-        let h = step.embed(&self.embed.weight, &batch.rows);
+        let h = self.embed(step, &batch.rows);
         for (index, layer) in self.layers.iter().enumerate() {
             if let (Some(bank), FeedForward::Moe(moe)) = (bank, &layer.feed_forward)
                 && bank.looks_ahead()
@@ -169,15 +172,30 @@ impl Decoder {
                 taps.push(step.select(h, &rows));
             }
         }
+        let hidden = batch.hidden.then(|| step.norm(h, &self.norm, self.eps));
         let rows = batch.logit_rows();
         if rows.is_empty() {
-            return Output { logits: None, taps };
+            return Output { logits: None, taps, hidden };
         }
-        let h = step.select(h, &rows);
-        let h = step.norm(h, &self.norm, self.eps);
+        let h = match hidden {
+            Some(hidden) => step.select(hidden, &rows),
+            None => {
+                let h = step.select(h, &rows);
+                step.norm(h, &self.norm, self.eps)
+            }
+        };
+        Output { logits: Some(self.logits(step, h)), taps, hidden }
+    }
+
+    /// Rows of the embedding table, for a draft head that shares it.
+    pub(crate) fn embed(&self, step: &mut dyn Step, inputs: &[Input]) -> Tensor {
+        step.embed(&self.embed.weight, inputs)
+    }
+
+    /// Logits of hidden states that are normed already.
+    pub(crate) fn logits(&self, step: &mut dyn Step, hidden: Tensor) -> Tensor {
         let head = self.head.as_ref().unwrap_or(&self.embed);
-        let logits = step.matmul(h, &[head]).remove(0);
-        Output { logits: Some(logits), taps }
+        step.matmul(hidden, &[head]).remove(0)
     }
 }
 
@@ -237,7 +255,7 @@ impl Decoder {
 }
 
 impl Attention {
-    fn forward(
+    pub(crate) fn forward(
         &self,
         step: &mut dyn Step,
         x: Tensor,
@@ -263,22 +281,7 @@ impl Attention {
         step.rope(q, self.head_dim, &self.rope, &batch.positions);
         step.rope(k, self.head_dim, &self.rope, &batch.positions);
         // Keys and values join the sequences' pages; every row looks at what it may see.
-        let mut arena = 0;
-        let runs: Vec<KvRun<'_>> = batch
-            .segments
-            .iter()
-            .map(|segment| {
-                let table = sequences[segment.sequence].kv(layer);
-                arena = table.arena;
-                KvRun {
-                    row: segment.row,
-                    count: segment.count,
-                    position: batch.positions[segment.row] as usize,
-                    pages: table.pages,
-                    first_block: table.first_block,
-                }
-            })
-            .collect();
+        let (arena, runs) = kv_runs(layer, batch, sequences);
         let shape = AttentionShape {
             heads: self.heads,
             kv_heads: self.kv_heads,
@@ -287,6 +290,7 @@ impl Attention {
             window: self.window,
             softcap: None,
             sinks: None,
+            both_ways: self.both_ways,
         };
         let mut o = step.attention(q, k, v, memory.kv_mut(arena), &runs, &shape);
         if let Some(gate) = gate {
@@ -294,6 +298,83 @@ impl Attention {
         }
         step.matmul(o, &[&self.o]).remove(0)
     }
+}
+
+impl Attention {
+    /// What the rows `x` leave in the layer's pages, and nothing else.
+    pub(crate) fn store(
+        &self,
+        step: &mut dyn Step,
+        x: Tensor,
+        eps: f32,
+        layer: usize,
+        batch: &Batch,
+        memory: &mut Memory,
+        sequences: &[&Sequence],
+    ) {
+        let projected = step.matmul(x, &[&self.k, &self.v]);
+        let (k, v) = (projected[0], projected[1]);
+        if let Some((_, k_norm)) = &self.qk_norm {
+            step.head_norm(k, k_norm, eps);
+        }
+        step.rope(k, self.head_dim, &self.rope, &batch.positions);
+        let (arena, runs) = kv_runs(layer, batch, sequences);
+        step.store(k, v, memory.kv_mut(arena), &runs);
+    }
+
+    /// Keys and values that say nothing: every score is zero, and so is what it adds.
+    pub(crate) fn store_nothing(
+        &self,
+        step: &mut dyn Step,
+        layer: usize,
+        batch: &Batch,
+        memory: &mut Memory,
+        sequences: &[&Sequence],
+    ) {
+        let width = self.kv_heads * self.head_dim;
+        let zeros = step.upload(&vec![0.0; batch.positions.len() * width], width);
+        let (arena, runs) = kv_runs(layer, batch, sequences);
+        step.store(zeros, zeros, memory.kv_mut(arena), &runs);
+    }
+
+    pub(crate) fn load(loader: &Loader<'_>, a: &AttentionSpec) -> Result<Attention> {
+        Ok(Attention {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            head_dim: a.head_dim,
+            q: loader.linear(&a.q)?,
+            k: loader.linear(&a.k)?,
+            v: loader.linear(&a.v)?,
+            o: loader.linear(&a.o)?,
+            qk_norm: match &a.qk_norm {
+                Some((q, k)) => Some((loader.vector(q)?, loader.vector(k)?)),
+                None => None,
+            },
+            gated: a.gated,
+            rope: Arc::clone(&a.rope),
+            window: a.window,
+            scale: a.scale,
+            both_ways: a.both_ways,
+        })
+    }
+}
+
+/// The arena of a layer, and the pages of each segment's sequence there.
+fn kv_runs<'a>(layer: usize, batch: &Batch, sequences: &[&'a Sequence]) -> (usize, Vec<KvRun<'a>>) {
+    let mut arena = 0;
+    let run = |segment: &Segment| {
+        let table = sequences[segment.sequence].kv(layer);
+        arena = table.arena;
+        KvRun {
+            row: segment.row,
+            count: segment.count,
+            position: batch.positions[segment.row] as usize,
+            pages: table.pages,
+            first_block: table.first_block,
+        }
+    };
+    let runs = batch.segments.iter().map(run).collect();
+    (arena, runs)
 }
 
 impl DeltaNet {
@@ -332,7 +413,7 @@ impl DeltaNet {
 }
 
 impl FeedForward {
-    fn forward(
+    pub(crate) fn forward(
         &self,
         step: &mut dyn Step,
         x: Tensor,
@@ -377,23 +458,7 @@ impl Layer {
 impl Mixer {
     fn load(loader: &Loader<'_>, spec: &MixerSpec) -> Result<Mixer> {
         match spec {
-            MixerSpec::Attention(a) => Ok(Mixer::Attention(Box::new(Attention {
-                heads: a.heads,
-                kv_heads: a.kv_heads,
-                head_dim: a.head_dim,
-                q: loader.linear(&a.q)?,
-                k: loader.linear(&a.k)?,
-                v: loader.linear(&a.v)?,
-                o: loader.linear(&a.o)?,
-                qk_norm: match &a.qk_norm {
-                    Some((q, k)) => Some((loader.vector(q)?, loader.vector(k)?)),
-                    None => None,
-                },
-                gated: a.gated,
-                rope: Arc::clone(&a.rope),
-                window: a.window,
-                scale: a.scale,
-            }))),
+            MixerSpec::Attention(a) => Ok(Mixer::Attention(Box::new(Attention::load(loader, a)?))),
             MixerSpec::Delta(d) => {
                 let channels = d.channels();
                 let stored = loader.vector(&d.conv)?; // [channels, taps]
@@ -428,7 +493,7 @@ impl Mixer {
 }
 
 impl FeedForward {
-    fn load(loader: &Loader<'_>, spec: &FeedForwardSpec) -> Result<FeedForward> {
+    pub(crate) fn load(loader: &Loader<'_>, spec: &FeedForwardSpec) -> Result<FeedForward> {
         match spec {
             FeedForwardSpec::Dense { gate, up, down } => Ok(FeedForward::Dense(Box::new(Dense {
                 gate: loader.linear(gate)?,

@@ -22,6 +22,26 @@ pub enum Error {
         /// What it is.
         got: String,
     },
+    /// A draft head that belongs to another model.
+    #[error("the draft was made for another model: its `{key}` is {head}, the model's is {target}")]
+    OtherModel {
+        /// The config key.
+        key: &'static str,
+        /// What the draft says.
+        head: String,
+        /// What the model says.
+        target: String,
+    },
+    /// A draft of a kind that is not known.
+    #[error(
+        "the draft has `{tensor}`, which belongs to {kind}; only plain DFlash drafts are supported"
+    )]
+    DraftKind {
+        /// A tensor that plain drafts do not have.
+        tensor: String,
+        /// What has it.
+        kind: &'static str,
+    },
     /// The checkpoint cannot be read or lacks something.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),

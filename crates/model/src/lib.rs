@@ -11,6 +11,7 @@ mod batch;
 mod blocks;
 mod decoder;
 mod error;
+mod head;
 mod load;
 mod rope;
 mod spec;
@@ -19,6 +20,9 @@ mod tensors;
 pub use batch::{Batch, Logits, Segment, SegmentKind};
 pub use decoder::{Decoder, Output};
 pub use error::{Error, Result};
+pub use head::{
+    Anchor, DflashSpec, Features, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Proposal,
+};
 pub use load::{Caching, Progress, resident_bank};
 pub use spec::{
     AttentionSpec, DecoderSpec, DeltaSpec, FeedForwardSpec, LayerSpec, LinearSpec, MixerSpec,

@@ -7,7 +7,7 @@ use checkpoint::{Checkpoint, Dtype, Encoding as Stored, LinearSlice, Projection,
 use compute::{Encoding, Float, Linear, ResidentBank, Weight, weight_memory};
 
 use crate::Result;
-use crate::spec::{DecoderSpec, LinearSpec, VectorSpec};
+use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, VectorSpec};
 
 /// Is told how many of how many bytes are loaded.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
@@ -115,12 +115,23 @@ pub fn resident_bank(
     spec: &DecoderSpec,
     progress: Progress<'_>,
 ) -> Result<Option<ResidentBank>> {
-    let Some((_, first)) = spec.moe_layers().next() else { return Ok(None) };
     let loader = Loader::new(checkpoint, spec.expert_bytes(), progress, Caching::Keep);
-    let mut layers: Vec<Vec<[Weight; 3]>> = (0..spec.layers.len()).map(|_| Vec::new()).collect();
-    for (layer, moe) in spec.moe_layers() {
+    bank_of_layers(&loader, &spec.layers, spec.hidden)
+}
+
+/// The experts of some layers in memory, if one of them has any.
+pub(crate) fn bank_of_layers(
+    loader: &Loader<'_>,
+    specs: &[LayerSpec],
+    hidden: usize,
+) -> Result<Option<ResidentBank>> {
+    let mut layers: Vec<Vec<[Weight; 3]>> = specs.iter().map(|_| Vec::new()).collect();
+    let mut first = None;
+    for (layer, spec) in specs.iter().enumerate() {
+        let FeedForwardSpec::Moe(moe) = &spec.feed_forward else { continue };
+        first = first.or(Some((moe.intermediate, moe.activation)));
         let layout = &moe.experts;
-        let shapes = moe.shapes(spec.hidden);
+        let shapes = moe.shapes(hidden);
         let sizes = shapes.map(|(rows, cols, encoding)| encoding.matrix_bytes(rows, cols));
         let record: usize = sizes.iter().sum();
         let mut memory = weight_memory(record * layout.experts())?;
@@ -147,7 +158,7 @@ pub fn resident_bank(
             })
             .collect();
     }
-    Ok(Some(ResidentBank::new(first.intermediate, first.activation, layers)))
+    Ok(first.map(|(intermediate, activation)| ResidentBank::new(intermediate, activation, layers)))
 }
 
 /// Runs `f` for each item on a few threads; reading is a wait as much as it is work.

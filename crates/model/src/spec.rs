@@ -84,6 +84,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// What scores are multiplied with.
     pub scale: f32,
+    /// Whether rows of a run see those after them too: the block of a draft head.
+    pub both_ways: bool,
 }
 
 /// Gated delta net.
@@ -302,28 +304,7 @@ impl DecoderSpec {
     /// Floats of activations one row needs at most, for the arena: the residual stream, and the tensors
     /// that live together in the widest half of a layer.
     pub fn activation_floats(&self) -> usize {
-        let layer = |layer: &LayerSpec| {
-            let mixer = match &layer.mixer {
-                MixerSpec::Attention(a) => {
-                    let (q, inner) = (a.q.rows(), a.heads * a.head_dim);
-                    // Queries and gates are split; heads come out, and again times their gates.
-                    let split = if a.gated { q + inner } else { 0 };
-                    q + a.k.rows() + a.v.rows() + split + inner
-                }
-                MixerSpec::Delta(d) => {
-                    let projected = d.qkv.rows() + d.z.rows() + d.a.rows() + d.b.rows();
-                    // The output, the convolved input with the gates, the normed output.
-                    projected + 2 * d.z.rows() + d.qkv.rows() + 2 * d.value_heads
-                }
-            };
-            let feed_forward = match &layer.feed_forward {
-                FeedForwardSpec::Moe(moe) => {
-                    moe.router.rows() + 1 + (moe.experts_per_token + 1) * self.hidden
-                }
-                FeedForwardSpec::Dense { gate, .. } => 3 * gate.rows(),
-            };
-            mixer.max(feed_forward)
-        };
+        let layer = |layer: &LayerSpec| layer.activation_floats(self.hidden);
         // Besides: the stream itself, the normed input and the output; each tensor starts on a line.
         self.layers.iter().map(layer).max().unwrap_or(0) + 3 * self.hidden + 16 * 16
     }
@@ -358,6 +339,30 @@ impl LayerSpec {
         all
     }
 
+    /// Floats of one row that live together in its wider half, besides the stream, its norm and the output.
+    pub(crate) fn activation_floats(&self, hidden: usize) -> usize {
+        let mixer = match &self.mixer {
+            MixerSpec::Attention(a) => {
+                let (q, inner) = (a.q.rows(), a.heads * a.head_dim);
+                // Queries and gates are split; heads come out, and again times their gates.
+                let split = if a.gated { q + inner } else { 0 };
+                q + a.k.rows() + a.v.rows() + split + inner
+            }
+            MixerSpec::Delta(d) => {
+                let projected = d.qkv.rows() + d.z.rows() + d.a.rows() + d.b.rows();
+                // The output, the convolved input with the gates, the normed output.
+                projected + 2 * d.z.rows() + d.qkv.rows() + 2 * d.value_heads
+            }
+        };
+        let feed_forward = match &self.feed_forward {
+            FeedForwardSpec::Moe(moe) => {
+                moe.router.rows() + 1 + (moe.experts_per_token + 1) * hidden
+            }
+            FeedForwardSpec::Dense { gate, .. } => 3 * gate.rows(),
+        };
+        mixer.max(feed_forward)
+    }
+
     /// Bytes of all but the routed experts.
     pub fn resident_bytes(&self) -> u64 {
         let linears: u64 = self.linears().iter().map(|l| l.bytes()).sum();
@@ -372,6 +377,6 @@ impl LayerSpec {
 }
 
 /// Vectors are kept as f32.
-fn vector(spec: &VectorSpec) -> u64 {
+pub(crate) fn vector(spec: &VectorSpec) -> u64 {
     spec.tensor.elements() as u64 * 4
 }

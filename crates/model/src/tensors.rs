@@ -28,6 +28,11 @@ impl<'a> Tensors<'a> {
         Ok(Tensors { checkpoint, prefix: "model." })
     }
 
+    /// Names that begin after another prefix: those of a draft head.
+    pub(crate) fn below(checkpoint: &'a Checkpoint, prefix: &'static str) -> Tensors<'a> {
+        Tensors { checkpoint, prefix }
+    }
+
     /// The checkpoint.
     pub fn checkpoint(&self) -> &'a Checkpoint {
         self.checkpoint

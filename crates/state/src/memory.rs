@@ -101,7 +101,7 @@ impl Memory {
                 Place::Shared(target) => LayerState::Shared(target),
             });
         }
-        Ok(Sequence { layers, len: 0, prepared: 0 })
+        Ok(Sequence { layers, len: 0, head_len: 0, prepared: 0 })
     }
 
     /// Makes room for `count` more positions and makes everything they will write belong to this sequence alone.

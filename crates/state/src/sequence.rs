@@ -19,6 +19,8 @@ use crate::{Error, Result};
 pub struct Sequence {
     pub(crate) layers: Vec<LayerState>,
     pub(crate) len: usize,
+    /// Positions that the layers of a draft head have taken in: never more than `len`.
+    pub(crate) head_len: usize,
     /// Positions that may be written now, after `len`.
     pub(crate) prepared: usize,
 }
@@ -83,6 +85,25 @@ impl Sequence {
         self.len == 0
     }
 
+    /// Positions whose keys and values the layers of a draft head hold; the target's layers hold all of them.
+    pub fn head_len(&self) -> usize {
+        self.head_len
+    }
+
+    /// Counts positions that a draft head has taken in.
+    ///
+    /// Their pages are there since the target wrote its own. Some may be shared with forks, and are written all
+    /// the same: a fork holds the same tokens there, so its head would write the same values. (That is why a
+    /// sequence should be taken in before it is forked: a fork that does not know of what its twin wrote would
+    /// fill the gap with nothing.)
+    ///
+    /// # Panics
+    /// If the sequence is shorter.
+    pub fn set_head_len(&mut self, len: usize) {
+        assert!(len <= self.len, "a head took in {len} positions of {}", self.len);
+        self.head_len = len;
+    }
+
     /// What each layer remembers.
     pub fn layers(&self) -> &[LayerState] {
         &self.layers
@@ -133,6 +154,7 @@ impl Sequence {
             pages.truncate(len);
         }
         self.len = len;
+        self.head_len = self.head_len.min(len);
         self.prepared = 0;
         Ok(())
     }
@@ -171,7 +193,8 @@ impl Sequence {
             LayerState::Recurrent(slot) => LayerState::Recurrent(slot.fork()),
             LayerState::Shared(target) => LayerState::Shared(*target),
         });
-        Sequence { layers: layers.collect(), len: self.len, prepared: 0 }
+        let layers = layers.collect();
+        Sequence { layers, len: self.len, head_len: self.head_len, prepared: 0 }
     }
 
     /// Goes back (or forward) to what `checkpoint` remembers; also after a failed step.

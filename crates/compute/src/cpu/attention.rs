@@ -1,6 +1,7 @@
-//! Causal grouped-query attention over KV pages, in absolute blocks and spans.
+//! Grouped-query attention over KV pages, in absolute blocks and spans.
 //!
-//! The arithmetic of one (row, head) is fixed by its position alone. For each block of [`BLOCK`] keys:
+//! The arithmetic of one (row, head) is fixed by its position alone, and by where the run ends if its rows see
+//! each other both ways. For each block of [`BLOCK`] keys:
 //! scores in order of dimension, the block's own maximum, `p = e^(s - max)`, their lane sum, and `p V`
 //! in order of key. Blocks are merged in order inside a span of [`SPAN_BLOCKS`] blocks, spans in order into the
 //! result, both by [`merge`]. A block without a visible key is no operation at all.
@@ -71,6 +72,17 @@ pub(crate) struct Queries<'a> {
     pub(crate) stride: usize,
     /// The position of each row.
     pub(crate) positions: &'a [usize],
+    /// Every row sees the keys before this one, later ones than its own included; up to its own if `None`.
+    pub(crate) end: Option<usize>,
+}
+
+impl Queries<'_> {
+    /// The keys that a row at `position` sees.
+    #[inline(always)]
+    fn visible(&self, window: Option<usize>, position: usize) -> Range<usize> {
+        let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        start..self.end.unwrap_or(position + 1)
+    }
 }
 
 /// Floats of scratch that [`attend_tile`] and [`attend_span`] need for `rows` rows.
@@ -84,19 +96,13 @@ pub(crate) fn partial_floats(head_dim: usize) -> usize {
     head_dim + 2
 }
 
-/// The spans that hold keys visible to these positions.
-pub(crate) fn visible_spans(shape: &AttentionShape, positions: &[usize]) -> Range<usize> {
+/// The spans that hold keys visible to these rows.
+pub(crate) fn visible_spans(shape: &AttentionShape, queries: Queries<'_>) -> Range<usize> {
     const SPAN: usize = SPAN_BLOCKS * BLOCK;
-    let first = positions.iter().map(|&p| visible(shape.window, p).start / SPAN).min();
-    let end = positions.iter().map(|&p| p / SPAN + 1).max();
+    let visible = queries.positions.iter().map(|&p| queries.visible(shape.window, p));
+    let first = visible.clone().map(|keys| keys.start / SPAN).min();
+    let end = visible.map(|keys| keys.end.div_ceil(SPAN)).max();
     first.unwrap_or(0)..end.unwrap_or(0)
-}
-
-/// The keys that a row at `position` sees.
-#[inline(always)]
-fn visible(window: Option<usize>, position: usize) -> Range<usize> {
-    let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
-    start..position + 1
 }
 
 /// Keys of one block, counted from its start.
@@ -153,8 +159,8 @@ pub(crate) fn attend_tile(
     for query in 0..tile.m.len() {
         (tile.total_m[query], tile.total_l[query]) = (f32::NEG_INFINITY, 0.0);
     }
-    for span in visible_spans(shape, queries.positions) {
-        span_kernel(isa, isa, shape, keys, queries.positions, span, &mut tile);
+    for span in visible_spans(shape, queries) {
+        span_kernel(isa, isa, shape, keys, queries, span, &mut tile);
         for (query, o) in tile.o.chunks_exact(shape.head_dim).enumerate() {
             let (r, g) = (query / shape.group, query % shape.group);
             let total = &mut out.row(r)[g * shape.head_dim..][..shape.head_dim];
@@ -182,7 +188,7 @@ pub(crate) fn attend_span(
 ) {
     let mut tile = Tile::new(isa, shape, queries, scratch);
     assert_eq!(partials.len(), tile.m.len() * partial_floats(shape.head_dim));
-    span_kernel(isa, isa, shape, keys, queries.positions, span, &mut tile);
+    span_kernel(isa, isa, shape, keys, queries, span, &mut tile);
     for (query, partial) in partials.chunks_exact_mut(partial_floats(shape.head_dim)).enumerate() {
         let (o, ml) = partial.split_at_mut(shape.head_dim);
         o.copy_from_slice(&tile.o[query * shape.head_dim..][..shape.head_dim]);
@@ -271,7 +277,7 @@ versions! {
         isa_inside: Isa,
         shape: &AttentionShape,
         keys: Keys<'_>,
-        positions: &[usize],
+        queries: Queries<'_>,
         span: usize,
         tile: &mut Tile<'_>,
     ) = span_body
@@ -282,7 +288,7 @@ fn span_body(
     isa: Isa,
     shape: &AttentionShape,
     keys: Keys<'_>,
-    positions: &[usize],
+    queries: Queries<'_>,
     span: usize,
     tile: &mut Tile<'_>,
 ) {
@@ -292,8 +298,9 @@ fn span_body(
     for block in span * SPAN_BLOCKS..(span + 1) * SPAN_BLOCKS {
         let mut seen = [Seen::NOTHING; MAX_QUERIES];
         let mut all = Seen::NOTHING;
-        for (&position, heads) in positions.iter().zip(seen.chunks_exact_mut(shape.group)) {
-            let keys = within_block(&visible(shape.window, position), block);
+        let rows = queries.positions.iter().zip(seen.chunks_exact_mut(shape.group));
+        for (&position, heads) in rows {
+            let keys = within_block(&queries.visible(shape.window, position), block);
             heads.fill(keys);
             all = all.hull(keys);
         }

@@ -52,6 +52,7 @@ impl Sequence {
         kv_head: usize,
         q: &[f32],
         position: usize,
+        end: Option<usize>,
         sinks: Option<&[f32]>,
     ) -> Vec<f64> {
         let dim = shape.head_dim;
@@ -59,7 +60,7 @@ impl Sequence {
         let mut out = Vec::new();
         for (g, q) in q.chunks(dim).enumerate() {
             let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let mut scores: Vec<f64> = (first..=position)
+            let mut scores: Vec<f64> = (first..end.unwrap_or(position + 1))
                 .map(|t| {
                     let k = &self.k[t * row + kv_head * dim..][..dim];
                     let s: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
@@ -93,6 +94,7 @@ fn attend(
     keys: Keys<'_>,
     q: &[f32],
     positions: &[usize],
+    end: Option<usize>,
     sinks: Option<&[f32]>,
     tile_rows: usize,
 ) -> Vec<f32> {
@@ -104,6 +106,7 @@ fn attend(
             data: &q[rows.start * width..],
             stride: width,
             positions: &positions[rows.clone()],
+            end,
         };
         let mut scratch = vec![f32::NAN; scratch_floats(shape, rows.len())];
         let out = &mut out[rows.start * width..rows.end * width];
@@ -120,16 +123,17 @@ fn attend_by_span(
     keys: Keys<'_>,
     q: &[f32],
     positions: &[usize],
+    end: Option<usize>,
     sinks: Option<&[f32]>,
 ) -> Vec<f32> {
     let width = shape.group * shape.head_dim;
-    let spans = visible_spans(shape, positions);
+    let queries = Queries { data: q, stride: width, positions, end };
+    let spans = visible_spans(shape, queries);
     let count = positions.len() * shape.group;
     let stride = count * partial_floats(shape.head_dim);
     let mut partials = vec![f32::NAN; spans.len() * stride];
     // Any order of tasks.
     for (i, span) in spans.clone().enumerate().rev() {
-        let queries = Queries { data: q, stride: width, positions };
         let mut scratch = vec![f32::NAN; scratch_floats(shape, positions.len())];
         let partials = &mut partials[i * stride..][..stride];
         attend_span(isa, shape, keys, queries, span, &mut scratch, partials);
@@ -145,6 +149,24 @@ fn attend_by_span(
 
 #[track_caller]
 fn check(format: KvFormat, shape: AttentionShape, context: usize, rows: usize, with_sinks: bool) {
+    check_rows(format, shape, context, rows, with_sinks, None);
+}
+
+/// The last `rows` positions, each of which sees the later ones too.
+#[track_caller]
+fn check_both_ways(format: KvFormat, shape: AttentionShape, context: usize, rows: usize) {
+    check_rows(format, shape, context, rows, false, Some(context));
+}
+
+#[track_caller]
+fn check_rows(
+    format: KvFormat,
+    shape: AttentionShape,
+    context: usize,
+    rows: usize,
+    with_sinks: bool,
+    end: Option<usize>,
+) {
     let mut random = Random::new(17);
     let kv_heads = 2;
     let sequence = Sequence::new(format, kv_heads, shape.head_dim, context);
@@ -158,20 +180,20 @@ fn check(format: KvFormat, shape: AttentionShape, context: usize, rows: usize, w
     let mut want = Vec::new();
     for (r, &position) in positions.iter().enumerate() {
         let q = &q[r * width..(r + 1) * width];
-        want.extend(sequence.reference(&shape, kv_head, q, position, sinks));
+        want.extend(sequence.reference(&shape, kv_head, q, position, end, sinks));
     }
     let mut first = None;
     for isa in isas() {
-        let got = attend(isa, &shape, keys, &q, &positions, sinks, rows);
+        let got = attend(isa, &shape, keys, &q, &positions, end, sinks, rows);
         assert_close(&got, &want, 3e-6);
         let first = &*first.get_or_insert(got.clone());
         assert_same_bits(&got, first);
         if isa != Isa::Scalar {
             for tile_rows in [1, 3, 8] {
-                let got = attend(isa, &shape, keys, &q, &positions, sinks, tile_rows);
+                let got = attend(isa, &shape, keys, &q, &positions, end, sinks, tile_rows);
                 assert_same_bits(&got, first);
             }
-            let got = attend_by_span(isa, &shape, keys, &q, &positions, sinks);
+            let got = attend_by_span(isa, &shape, keys, &q, &positions, end, sinks);
             assert_same_bits(&got, first);
         }
     }
@@ -214,16 +236,27 @@ fn windows_softcaps_and_sinks_agree_with_f64() {
 }
 
 #[test]
+fn rows_that_see_each_other_both_ways_agree_with_f64() {
+    check_both_ways(KvFormat::F16, shape(64, 4), 16, 16);
+    check_both_ways(KvFormat::F32, shape(32, 2), 200, 16);
+    // The run crosses a page, then a span.
+    check_both_ways(KvFormat::F32, shape(64, 3), 2 * BLOCK + 5, 16);
+    check_both_ways(KvFormat::F16, shape(32, 4), SPAN_BLOCKS * BLOCK + 7, 16);
+    let windowed = AttentionShape { window: Some(20), ..shape(16, 2) };
+    check_both_ways(KvFormat::F32, windowed, 150, 40);
+}
+
+#[test]
 fn released_pages_are_not_touched() {
     let shape = AttentionShape { window: Some(100), ..shape(32, 2) };
     let sequence = Sequence::new(KvFormat::F16, 1, 32, 1300);
     let positions = [1290, 1295, 1299];
     let q = Random::new(1).normals(3 * 64);
     for isa in isas() {
-        let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 3);
+        let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, None, 3);
         // 1290 - 99 is in block 18.
         let keys = Keys { pages: &sequence.pages[18..], first_block: 18, ..sequence.keys(0) };
-        assert_same_bits(&attend(isa, &shape, keys, &q, &positions, None, 3), &all);
+        assert_same_bits(&attend(isa, &shape, keys, &q, &positions, None, None, 3), &all);
     }
 }
 
@@ -234,8 +267,8 @@ fn rows_in_any_order_with_gaps_give_the_same_bits() {
     let positions = [399, 0, 63, 64, 200, 127, 128, 5];
     let q = Random::new(2).normals(positions.len() * 192);
     for isa in isas() {
-        let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 8);
-        let each = attend(isa, &shape, sequence.keys(0), &q, &positions, None, 1);
+        let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, None, 8);
+        let each = attend(isa, &shape, sequence.keys(0), &q, &positions, None, None, 1);
         assert_same_bits(&all, &each);
     }
 }

@@ -25,28 +25,27 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Appends `k` and `v` and attends: `out` [rows, heads · head_dim].
-pub(crate) fn attention(
-    isa: Isa,
+/// Appends `k` and `v` [rows, width] to the pages of their runs.
+///
+/// What lies before a run's first page is left out: a window that has moved on needs it no more.
+pub(crate) fn store(
     pool: &mut Pool,
-    partials: &mut Vec<f32>,
-    q: &[f32],
     k: &[f32],
     v: &[f32],
+    width: usize,
     arena: &mut KvArena,
     runs: &[KvRun<'_>],
-    shape: &AttentionShape<'_>,
-    out: &mut [f32],
 ) {
-    let width = shape.kv_heads * shape.head_dim;
     for run in runs {
         let write = |i: usize| {
             let (row, position) = (run.row + i, run.position + i);
-            let page = run.pages[position / BLOCK - run.first_block];
+            let Some(index) = (position / BLOCK).checked_sub(run.first_block) else { return };
             let at = row * width..(row + 1) * width;
-            // SAFETY: rows of a run have different slots, runs have different pages to write
-            // to, and nobody reads pages before the region ends.
-            unsafe { arena.write_shared(page, position % BLOCK, &k[at.clone()], &v[at]) };
+            // SAFETY: rows of a run have different slots, runs are written one after another (forks may have
+            // pages in common), and nobody reads pages before the region ends.
+            unsafe {
+                arena.write_shared(run.pages[index], position % BLOCK, &k[at.clone()], &v[at]);
+            }
         };
         if run.count < 16 {
             (0..run.count).for_each(write);
@@ -62,6 +61,22 @@ pub(crate) fn attention(
             });
         }
     }
+}
+
+/// Appends `k` and `v` and attends: `out` [rows, heads · head_dim].
+pub(crate) fn attention(
+    isa: Isa,
+    pool: &mut Pool,
+    partials: &mut Vec<f32>,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    arena: &mut KvArena,
+    runs: &[KvRun<'_>],
+    shape: &AttentionShape<'_>,
+    out: &mut [f32],
+) {
+    store(pool, k, v, shape.kv_heads * shape.head_dim, arena, runs);
 
     let group = shape.heads / shape.kv_heads;
     let stride = shape.heads * shape.head_dim;
@@ -77,7 +92,8 @@ pub(crate) fn attention(
     let mut merges: Vec<Merge> = Vec::new();
     let mut partial_count = 0;
     for (index, run) in runs.iter().enumerate() {
-        let spans = visible_spans(&inner, &[run.position]);
+        let first = Queries { data: q, stride, positions: &[run.position], end: end(shape, run) };
+        let spans = visible_spans(&inner, first);
         for kv_head in 0..shape.kv_heads {
             if run.count == 1 && spans.len() > 1 {
                 let size = group * partial_floats(shape.head_dim);
@@ -112,7 +128,8 @@ pub(crate) fn attention(
             Keys { arena, kv_head: task.kv_head, pages: run.pages, first_block: run.first_block };
         let positions: Vec<usize> = task.rows.clone().map(|r| run.position + r).collect();
         let first = (run.row + task.rows.start) * stride + task.kv_head * group * shape.head_dim;
-        let queries = Queries { data: &q[first..], stride, positions: &positions };
+        let queries =
+            Queries { data: &q[first..], stride, positions: &positions, end: end(shape, run) };
         SCRATCH.with_borrow_mut(|scratch| {
             let floats = scratch_floats(&inner, positions.len());
             scratch.resize(scratch.len().max(floats), 0.0);
@@ -151,6 +168,11 @@ pub(crate) fn attention(
             merge_spans(isa, from, group * size, merge.spans, sinks.map(|s| s[g]), to);
         }
     }
+}
+
+/// Where the keys end that every row of a run sees.
+fn end(shape: &AttentionShape<'_>, run: &KvRun<'_>) -> Option<usize> {
+    shape.both_ways.then_some(run.position + run.count)
 }
 
 struct Task {

@@ -217,6 +217,27 @@ impl Step for CpuStep<'_> {
         })
     }
 
+    fn upload(&mut self, values: &[f32], cols: usize) -> Tensor {
+        assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
+        let out = self.new_tensor(values.len() / cols, cols);
+        self.view(out).write().copy_from_slice(values);
+        out
+    }
+
+    fn concat(&mut self, parts: &[Tensor]) -> Tensor {
+        let rows = parts.first().map_or(0, |part| part.rows);
+        assert!(parts.iter().all(|part| part.rows == rows), "tensors of different rows");
+        let views: Vec<(&[f32], usize)> =
+            parts.iter().map(|&part| (self.view(part).read(), part.cols)).collect();
+        self.fill_rows(rows, parts.iter().map(|part| part.cols).sum(), |row, out| {
+            let mut at = 0;
+            for &(from, cols) in &views {
+                out[at..at + cols].copy_from_slice(&from[row * cols..][..cols]);
+                at += cols;
+            }
+        })
+    }
+
     fn norm(&mut self, x: Tensor, weight: &[f32], eps: f32) -> Tensor {
         let (isa, from) = (self.backend.isa, self.view(x).read());
         self.fill_rows(x.rows, x.cols, |row, out| {
@@ -291,6 +312,12 @@ impl Step for CpuStep<'_> {
             let at = row * x.cols..(row + 1) * x.cols;
             activation::sigmoid_mul(isa, &from[at.clone()], &gates[at], out);
         })
+    }
+
+    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut KvArena, runs: &[KvRun<'_>]) {
+        assert_eq!(k.cols, arena.kv_heads() * arena.head_dim(), "keys of another shape");
+        let (keys, values) = (self.view(k).read(), self.view(v).read());
+        mixer::store(&mut self.backend.pool, keys, values, k.cols, arena, runs);
     }
 
     fn attention(

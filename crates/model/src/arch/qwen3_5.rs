@@ -55,7 +55,7 @@ pub(super) fn is_full_attention(tensors: &Tensors<'_>, layer: usize) -> bool {
 
 /// Norms are stored minus one in files that MLX has not converted, and these alone have a
 /// convolution weight whose last axis is not one.
-pub(super) fn unconverted_norm_offset(tensors: &Tensors<'_>) -> f32 {
+pub(crate) fn unconverted_norm_offset(tensors: &Tensors<'_>) -> f32 {
     let unconverted = tensors
         .checkpoint()
         .tensors()

@@ -1,0 +1,302 @@
+//! What a [`Runner`] does with a draft head: features out of its batches, tokens taken in, drafts.
+//!
+//! The engine's cycle is: run a batch, [`Runner::take_features`], tell [`Runner::head_take_in`] which tokens stayed,
+//! keep the last token's features, and later ask [`Runner::head_draft`] for what may come next. Nothing here decides
+//! whether a draft pays. Invariant: drafts change speed, never text, so what cannot be drafted is simply not drafted.
+
+use checkpoint::Checkpoint;
+use compute::{Fence, Step};
+use model::{Anchor, Batch, Caching, Head, HeadSegment, Output, Progress};
+use state::Sequence;
+
+use crate::runner::{Runner, logit_rows};
+use crate::{Options, Result};
+
+/// The last tokens of a sequence, which its head has not seen.
+#[derive(Debug)]
+pub struct HeadTokens<'a> {
+    /// The sequence, which holds them already.
+    pub sequence: &'a mut Sequence,
+    /// Its last tokens.
+    pub tokens: &'a [u32],
+    /// Their features, from [`Runner::take_features`]; empty if nobody knows.
+    pub features: &'a [f32],
+    /// Features of the token before them; empty if nobody knows, as after a prefix came from the cache.
+    pub before: &'a [f32],
+}
+
+/// A draft that is wanted.
+#[derive(Debug)]
+pub struct HeadDraft<'a> {
+    /// The sequence, all of it taken in.
+    pub sequence: &'a mut Sequence,
+    /// The token after its last, chosen but not in it.
+    pub token: u32,
+    /// Features of its last token; empty if nobody knows.
+    pub feature: &'a [f32],
+    /// Tokens wanted at most.
+    pub count: usize,
+}
+
+impl Runner {
+    /// The draft head, if there is one.
+    pub fn head(&self) -> Option<&Head> {
+        self.head.as_ref()
+    }
+
+    /// What the head wants to know of the rows of the last batch, segment by segment: [rows, width] each. Nothing
+    /// without a head.
+    pub fn take_features(&mut self) -> Vec<Vec<f32>> {
+        std::mem::take(&mut self.features)
+    }
+
+    /// Lets the head take in the last tokens of some sequences. Positions before them that it never saw are filled
+    /// with nothing.
+    pub fn head_take_in(&mut self, sequences: &mut [HeadTokens<'_>]) {
+        let Some(head) = &self.head else { return };
+        let width = head.spec().features().width;
+        let most = self.options.chunk.max(compute::memory::BLOCK);
+        for tokens in sequences.iter() {
+            let (known, first) = (tokens.sequence.head_len(), tokens.first());
+            for start in (known..first).step_by(most) {
+                let count = most.min(first - start);
+                let mut step = self.backend.begin();
+                head.skip(&mut step, start, count, &mut self.memory, tokens.sequence);
+                let _fence = step.submit();
+            }
+        }
+        // As many rows in a step as in one of prefill, whosever they are.
+        let mut parts: Vec<(usize, usize, usize)> = Vec::new();
+        for (index, tokens) in sequences.iter().enumerate().filter(|(_, t)| t.is_known()) {
+            let starts = (0..tokens.tokens.len()).step_by(most);
+            parts.extend(starts.map(|at| (index, at, most.min(tokens.tokens.len() - at))));
+        }
+        let shared: Vec<&Sequence> = sequences.iter().map(|tokens| &*tokens.sequence).collect();
+        let mut rest = parts.as_slice();
+        while !rest.is_empty() {
+            let now = within(rest, most, |part| part.2);
+            let segments: Vec<HeadSegment<'_>> = rest[..now]
+                .iter()
+                .map(|&(index, at, count)| {
+                    let of = &sequences[index];
+                    HeadSegment {
+                        sequence: index,
+                        position: of.first() + at,
+                        tokens: &of.tokens[at..at + count],
+                        features: &of.features[at * width..(at + count) * width],
+                        before: match at {
+                            0 => of.before,
+                            _ => &of.features[(at - 1) * width..at * width],
+                        },
+                    }
+                })
+                .collect();
+            let mut step = self.backend.begin();
+            head.take_in(&mut step, &self.decoder, &segments, &mut self.memory, &shared);
+            let _fence = step.submit();
+            rest = &rest[now..];
+        }
+        for tokens in sequences {
+            tokens.sequence.set_head_len(tokens.sequence.len());
+        }
+    }
+
+    /// What the head thinks will follow each sequence's token: the likeliest tokens and their probabilities. Fewer
+    /// than asked for, or none, where the head does not reach so far, has not taken in the sequence, or there is no
+    /// room for what it writes.
+    pub fn head_draft(&mut self, drafts: &mut [HeadDraft<'_>]) -> Vec<Vec<(u32, f32)>> {
+        let mut answers = vec![Vec::new(); drafts.len()];
+        let Some(head) = &self.head else { return answers };
+        let (is_block, reach) = (head.spec().is_block(), head.spec().reach());
+        let extra = usize::from(is_block);
+        let mut counts = vec![0; drafts.len()];
+        for (draft, count) in drafts.iter_mut().zip(&mut counts) {
+            let len = draft.sequence.len();
+            let room = self.options.context.saturating_sub(len + extra);
+            let wanted = draft.count.min(reach).min(room);
+            if wanted > 0
+                && draft.sequence.head_len() == len
+                && self.memory.prepare(draft.sequence, wanted + extra).is_ok()
+            {
+                *count = wanted;
+            }
+        }
+        let going: Vec<usize> = (0..drafts.len()).filter(|&index| counts[index] > 0).collect();
+        match is_block {
+            true => self.draft_blocks(drafts, &counts, &going, &mut answers),
+            false => self.draft_chains(drafts, &counts, going, &mut answers),
+        }
+        // What the drafts wrote is not part of the sequences.
+        drafts.iter_mut().for_each(|draft| draft.sequence.advance(0));
+        answers
+    }
+
+    /// All tokens of a draft in one pass, as many sequences at once as there is room for logits.
+    fn draft_blocks(
+        &mut self,
+        drafts: &[HeadDraft<'_>],
+        counts: &[usize],
+        going: &[usize],
+        answers: &mut [Vec<(u32, f32)>],
+    ) {
+        let Some(head) = &self.head else { return };
+        let shared: Vec<&Sequence> = drafts.iter().map(|draft| &*draft.sequence).collect();
+        let mut rest = going;
+        while !rest.is_empty() {
+            let now = within(rest, logit_rows(&self.options), |&index| counts[index]);
+            let anchor = |&index: &usize| anchor(drafts, index, 0, counts[index]);
+            let anchors: Vec<Anchor<'_>> = rest[..now].iter().map(anchor).collect();
+            let mut step = self.backend.begin();
+            let memory = &mut self.memory;
+            let proposal = head.propose(&mut step, &self.decoder, &anchors, memory, &shared);
+            let fence = step.submit();
+            let mut rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);
+            for &index in &rest[..now] {
+                answers[index].extend(rows.by_ref().take(counts[index]).map(likeliest));
+            }
+            rest = &rest[now..];
+        }
+    }
+
+    /// One token of every draft in a pass, and again from there.
+    fn draft_chains(
+        &mut self,
+        drafts: &[HeadDraft<'_>],
+        counts: &[usize],
+        mut going: Vec<usize>,
+        answers: &mut [Vec<(u32, f32)>],
+    ) {
+        let Some(head) = &self.head else { return };
+        let shared: Vec<&Sequence> = drafts.iter().map(|draft| &*draft.sequence).collect();
+        let width = head.spec().hidden;
+        let mut hidden: Vec<Vec<f32>> = drafts.iter().map(|draft| draft.feature.to_vec()).collect();
+        for drafted in 0.. {
+            going.retain(|&index| counts[index] > drafted);
+            if going.is_empty() {
+                break;
+            }
+            let anchor = |&index: &usize| Anchor {
+                token: answers[index].last().map_or(drafts[index].token, |&(token, _)| token),
+                feature: &hidden[index],
+                ..anchor(drafts, index, drafted, 1)
+            };
+            let anchors: Vec<Anchor<'_>> = going.iter().map(anchor).collect();
+            let mut step = self.backend.begin();
+            let memory = &mut self.memory;
+            let proposal = head.propose(&mut step, &self.decoder, &anchors, memory, &shared);
+            let fence = step.submit();
+            let rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);
+            for (&index, row) in going.iter().zip(rows) {
+                answers[index].push(likeliest(row));
+            }
+            let Some(own) = proposal.hidden else { break };
+            let rows = step.read(&fence, own).chunks_exact(width);
+            for (&index, row) in going.iter().zip(rows) {
+                hidden[index].clear();
+                hidden[index].extend_from_slice(row);
+            }
+        }
+    }
+}
+
+impl HeadTokens<'_> {
+    fn is_known(&self) -> bool {
+        !self.features.is_empty()
+    }
+
+    /// Position of the first token whose features are known.
+    fn first(&self) -> usize {
+        let (len, count) = (self.sequence.len(), self.tokens.len());
+        assert!(count <= len, "{count} tokens of {len}");
+        if self.is_known() { len - count } else { len }
+    }
+}
+
+/// Where the token `drafted` of a draft is guessed.
+fn anchor<'a>(
+    drafts: &'a [HeadDraft<'_>],
+    index: usize,
+    drafted: usize,
+    count: usize,
+) -> Anchor<'a> {
+    let draft = &drafts[index];
+    let position = draft.sequence.len() + drafted;
+    Anchor { sequence: index, position, token: draft.token, feature: draft.feature, count }
+}
+
+/// How many of the first items have at most `most` rows together; one at least.
+fn within<T>(items: &[T], most: usize, rows: impl Fn(&T) -> usize) -> usize {
+    let mut sum = 0;
+    let fits = |item: &&T| {
+        sum += rows(item);
+        sum <= most
+    };
+    items.iter().take_while(fits).count().max(1)
+}
+
+/// The likeliest token, the first of several, and its probability.
+fn likeliest(logits: &[f32]) -> (u32, f32) {
+    let mut best = 0;
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] {
+            best = token;
+        }
+    }
+    let sum: f32 = logits.iter().map(|&logit| (logit - logits[best]).exp()).sum();
+    (best as u32, 1.0 / sum)
+}
+
+/// Loads the head that the options ask for.
+pub(crate) fn load(
+    checkpoint: &Checkpoint,
+    options: &Options,
+    caching: Caching,
+    progress: Progress<'_>,
+) -> Result<Option<Head>> {
+    let Some(head) = &options.head else { return Ok(None) };
+    let checkpoint = head.checkpoint.as_deref().unwrap_or(checkpoint);
+    Ok(Some(Head::load(checkpoint, &head.spec, caching, progress)?))
+}
+
+/// The batch, asking for what the head wants to know.
+pub(crate) fn asking(head: &Head, batch: &Batch) -> Batch {
+    let mut batch = batch.clone();
+    head.spec().features().ask(&mut batch);
+    batch
+}
+
+/// Features of each segment's rows: [rows, width].
+pub(crate) fn features(
+    head: &Head,
+    batch: &Batch,
+    output: &Output,
+    step: &mut dyn Step,
+    fence: &Fence,
+) -> Vec<Vec<f32>> {
+    let wanted = head.spec().features();
+    // Taps come in the order of layers, features in that of the head.
+    let place = |layer: &usize| {
+        let before: std::collections::BTreeSet<usize> =
+            wanted.taps.iter().copied().filter(|tap| tap < layer).collect();
+        output.taps[before.len()]
+    };
+    let parts: Vec<_> = match output.hidden {
+        Some(hidden) if wanted.hidden => vec![hidden],
+        _ => wanted.taps.iter().map(place).collect(),
+    };
+    let mut features: Vec<Vec<f32>> =
+        batch.segments.iter().map(|segment| vec![0.0; segment.count * wanted.width]).collect();
+    let mut at = 0;
+    for part in parts {
+        let cols = part.cols();
+        let values = step.read(fence, part);
+        for (segment, features) in batch.segments.iter().zip(&mut features) {
+            let rows = values[segment.row * cols..].chunks_exact(cols);
+            for (row, features) in rows.zip(features.chunks_exact_mut(wanted.width)) {
+                features[at..at + cols].copy_from_slice(row);
+            }
+        }
+        at += cols;
+    }
+    features
+}
