@@ -15,6 +15,26 @@ pub struct Expert<'a> {
     pub down: Matrix<'a>,
 }
 
+/// Who of a step with drafted rows wants an expert.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trial {
+    /// Bit `i`: row `i` wants it. None if a row that is certain wants it too.
+    pub rows: u64,
+    /// The least depth of the rows that want it: 0 for one that is certain, else how many drafted rows
+    /// of its sequence come before it, itself counted.
+    pub depth: u8,
+}
+
+impl Trial {
+    /// Rows that a step with drafted ones may have.
+    pub const MOST_ROWS: usize = u64::BITS as usize;
+
+    /// Whether none but drafted rows want it.
+    pub fn is_drafted(self) -> bool {
+        self.rows != 0
+    }
+}
+
 /// Uses experts while they are in memory, each with its index in the layer.
 pub type Take<'a> = &'a mut dyn FnMut(&[(u32, Expert<'_>)]);
 
@@ -28,8 +48,19 @@ pub trait ExpertBank: Send + Sync {
     /// How gate and up meet.
     fn activation(&self) -> Activation;
 
-    /// Starts to bring the `wanted` experts of a layer, the most used first, for `rows` rows.
-    fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], rows: usize) -> Box<dyn Visit + 'a>;
+    /// Starts to bring the `wanted` experts of a layer, the most used first, for `rows` rows. `trials`
+    /// says who wants each of them where the step has drafted rows, and is empty where it has none.
+    fn visit<'a>(
+        &'a self,
+        layer: usize,
+        wanted: &'a [u32],
+        rows: usize,
+        trials: &'a [Trial],
+    ) -> Box<dyn Visit + 'a>;
+
+    /// Which drafted rows of the step that ended were right: bit `i` for row `i`. To be called after
+    /// every step with drafted rows; a step that begins without it finds all of them wrong.
+    fn settle(&self, _accepted: u64) {}
 
     /// Counts of its experts, for who looks on.
     fn tally(&self) -> &Tally;
@@ -103,7 +134,14 @@ impl ExpertBank for ResidentBank {
         &self.tally
     }
 
-    fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], _rows: usize) -> Box<dyn Visit + 'a> {
+    fn visit<'a>(
+        &'a self,
+        layer: usize,
+        wanted: &'a [u32],
+        rows: usize,
+        _trials: &'a [Trial],
+    ) -> Box<dyn Visit + 'a> {
+        self.tally.count_union(rows, wanted.len());
         Box::new(ResidentVisit {
             experts: &self.layers[layer],
             wanted,

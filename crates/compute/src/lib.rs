@@ -12,12 +12,12 @@ mod step;
 mod tally;
 mod weight;
 
-pub use bank::{Expert, ExpertBank, ResidentBank, Take, Turn, Visit};
+pub use bank::{Expert, ExpertBank, ResidentBank, Take, Trial, Turn, Visit};
 pub use cpu::{CpuBackend, CpuStep, Rope, RoutingScheme, Yarn};
 pub use error::{Error, Result};
 pub use step::{
     Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
     SharedExpert, StateRun, Step, Tape, Tensor,
 };
-pub use tally::{Tallied, Tally};
+pub use tally::{Tallied, Tally, Union};
 pub use weight::{Encoding, Float, Matrix, Weight, weight_memory};

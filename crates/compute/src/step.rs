@@ -213,6 +213,11 @@ pub trait Step {
     /// Gives back every tensor made since the mark.
     fn release(&mut self, mark: Mark);
 
+    /// Says which rows are drafted and may turn out to be wrong: for each row of the batch 0 if it is
+    /// certain, else its place among the drafted rows of its sequence, from 1; nothing if there are none.
+    /// For the rest of the step, which may have 64 rows at most then. No value depends on it.
+    fn set_trials(&mut self, depths: &[u8]);
+
     /// Rows of the embedding table.
     fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor;
     /// Rows of values from outside, `[values.len() / cols, cols]`.

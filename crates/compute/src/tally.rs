@@ -3,8 +3,13 @@
 //! Every bank has one. Who computes counts uses, a bank that reads counts reads, and who looks takes the
 //! counts away. While nobody looks it costs one look at a flag for each layer of a step; its memory is
 //! taken when the bank is made. It says nothing of when, and results never depend on it.
+//!
+//! How many experts several rows want together is counted always: the price of a draft depends on it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Rows of the largest visit whose union is counted.
+const MOST_ROWS: usize = 64;
 
 /// Counts of each expert of a model.
 #[derive(Debug)]
@@ -12,6 +17,20 @@ pub struct Tally {
     is_watched: AtomicBool,
     /// By layer, then expert; empty for layers without.
     layers: Vec<Vec<Counts>>,
+    /// By rows of a visit, from one: visits, and the distinct experts they wanted.
+    unions: Vec<(AtomicU64, AtomicU64)>,
+}
+
+/// What all visits for so many rows wanted since the bank was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Union {
+    /// Rows of each visit.
+    pub rows: usize,
+    /// Visits to layers.
+    pub visits: u64,
+    /// Distinct experts, summed over the visits. By visit and by experts of one row it is the union
+    /// factor.
+    pub experts: u64,
 }
 
 #[derive(Debug, Default)]
@@ -38,7 +57,25 @@ impl Tally {
     pub fn new(experts: impl IntoIterator<Item = usize>) -> Tally {
         let layer = |experts| (0..experts).map(|_| Counts::default()).collect();
         let layers = experts.into_iter().map(layer).collect();
-        Tally { is_watched: AtomicBool::new(false), layers }
+        let unions = (0..MOST_ROWS).map(|_| Default::default()).collect();
+        Tally { is_watched: AtomicBool::new(false), layers, unions }
+    }
+
+    /// A visit for so many rows wants so many distinct experts.
+    pub fn count_union(&self, rows: usize, experts: usize) {
+        if let Some((visits, distinct)) = rows.checked_sub(1).and_then(|row| self.unions.get(row)) {
+            visits.fetch_add(1, Ordering::Relaxed);
+            distinct.fetch_add(experts as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// How many experts visits wanted, by their rows: for each number up to 64 that there were visits of.
+    pub fn unions(&self) -> Vec<Union> {
+        let counts = self.unions.iter().map(|(visits, experts)| {
+            (visits.load(Ordering::Relaxed), experts.load(Ordering::Relaxed))
+        });
+        let all = counts.zip(1..).map(|((visits, experts), rows)| Union { rows, visits, experts });
+        all.filter(|union| union.visits > 0).collect()
     }
 
     /// Counts from now on, or no more.
@@ -122,5 +159,18 @@ mod tests {
         // Whoever looks next sees nothing of it.
         tally.watch(true);
         assert_eq!(tally.take(), []);
+    }
+
+    #[test]
+    fn unions_are_counted_by_rows_whether_watched_or_not() {
+        let tally = Tally::new([8]);
+        assert_eq!(tally.unions(), []);
+        for (rows, experts) in [(1, 2), (64, 8), (3, 5), (3, 4), (65, 8), (0, 0), (1000, 8)] {
+            tally.count_union(rows, experts);
+        }
+        let union = |rows, visits, experts| Union { rows, visits, experts };
+        assert_eq!(tally.unions(), [union(1, 1, 2), union(3, 2, 9), union(64, 1, 8)]);
+        // They are sums, not taken by who looks.
+        assert_eq!(tally.unions().len(), 3);
     }
 }

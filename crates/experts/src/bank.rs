@@ -8,17 +8,17 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use compute::{Activation, ExpertBank, Tally, Visit};
+use compute::{Activation, ExpertBank, Tally, Trial, Visit};
 use machine::pages::Pages;
 
-use crate::cache::{Cache, Manner};
+use crate::cache::Cache;
 use crate::device::Device;
 use crate::geometry::{Geometry, LayerSize, Slots};
 use crate::reader::{Method, Priority, Read, Reader};
 use crate::record::{LayerExperts, Record};
 use crate::routing_log::{Header, LOG_VERSION, RoutingLog};
 use crate::state::{SlotState, State};
-use crate::statistics::{Activity, Statistics, VisitRecord};
+use crate::statistics::{Activity, Missed, Statistics, VisitRecord};
 use crate::visit::StreamedVisit;
 use crate::{Error, Result};
 
@@ -193,6 +193,11 @@ impl StreamedBank {
         }
     }
 
+    /// What had to be read since the last call, by how deep the rows were drafted that wanted it.
+    pub fn take_missed(&self) -> Missed {
+        std::mem::take(&mut self.core.lock().missed)
+    }
+
     /// The experts that are kept in memory now, or are on their way there: layer and index, in order.
     pub fn kept(&self) -> Vec<(usize, u32)> {
         let mut keys: Vec<u32> = self.core.lock().cache.kept().collect();
@@ -304,24 +309,31 @@ impl ExpertBank for StreamedBank {
         &self.tally
     }
 
-    fn visit<'a>(&'a self, layer: usize, wanted: &'a [u32], rows: usize) -> Box<dyn Visit + 'a> {
+    fn visit<'a>(
+        &'a self,
+        layer: usize,
+        wanted: &'a [u32],
+        rows: usize,
+        trials: &'a [Trial],
+    ) -> Box<dyn Visit + 'a> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (class, first_key) = self.geometry.layer(layer).expect("a layer with experts");
-        let manner = Manner::of(rows);
         let visit =
             StreamedVisit { bank: self, layer, first_key, stall: self.options.stall, _turn: turn };
         let mut state = self.core.lock();
         if state.rehearsing {
             state.rehearse(wanted, first_key, class, &self.geometry, &self.options.slots);
         } else {
-            if let Some(log) = &mut state.log {
-                log.visit(layer, rows, wanted);
-            }
-            state.begin(layer, rows, wanted, first_key, manner);
+            self.tally.count_union(rows, wanted.len());
+            state.begin(layer, rows, wanted, trials, first_key);
             visit.start(&mut state);
         }
         drop(state);
         Box::new(visit)
+    }
+
+    fn settle(&self, accepted: u64) {
+        self.core.lock().settle(accepted);
     }
 
     fn looks_ahead(&self) -> bool {

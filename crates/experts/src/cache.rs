@@ -8,6 +8,12 @@
 //! takes, and the earlier step that must have let go of that slot where a visit wants more experts than
 //! there are slots. So what happens depends on the order of visits alone, never on which read lands
 //! first, and the simulator, which runs this same code, counts what the live bank counts.
+//!
+//! What none but drafted rows want is on trial until the rows are [settled](Cache::settle): found, it
+//! stays where it was in its list; read, it is kept like anything else, but leaves first if the rows were
+//! wrong. Verdicts come in the order of visits too.
+
+use compute::Trial;
 
 /// Says that there is none.
 const NONE: u32 = u32::MAX;
@@ -49,6 +55,8 @@ pub struct Step {
     pub staged: bool,
     /// An earlier step of the same visit that uses the slot first.
     pub after: Option<u32>,
+    /// Who wants it.
+    pub trial: Trial,
 }
 
 /// How a visit treats what is kept.
@@ -62,9 +70,12 @@ pub enum Manner {
 }
 
 impl Manner {
-    /// Of a visit for `rows` rows. More than a few are a prompt, which passes through.
-    pub fn of(rows: usize) -> Manner {
-        if rows <= KEPT_ROWS { Manner::Keep } else { Manner::Sweep }
+    /// Of a visit for `rows` rows. More than a few are a prompt, which passes through; drafted rows are
+    /// none of a prompt.
+    pub fn of(rows: usize, trials: &[Trial]) -> Manner {
+        let drafted = trials.iter().fold(0, |rows, trial| rows | trial.rows);
+        let certain = rows.saturating_sub(drafted.count_ones() as usize);
+        if certain <= KEPT_ROWS { Manner::Keep } else { Manner::Sweep }
     }
 }
 
@@ -92,6 +103,9 @@ pub struct Cache {
     staging: Vec<Vec<u32>>,
     counts: Counts,
     visit: u64,
+    /// Experts that are kept and that drafted rows alone wanted since the last verdict, with the
+    /// rows.
+    unsettled: Vec<(u32, Trial)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +121,10 @@ struct Slot {
     aside: bool,
     /// The last visit that used it, and the step in it.
     used: (u64, u32),
+    /// Whether that visit used it for drafted rows alone.
+    drafted: bool,
+    /// Whether it was read for drafted rows alone, which may have been wrong.
+    probation: bool,
 }
 
 impl Slot {
@@ -118,17 +136,27 @@ impl Slot {
         older: NONE,
         aside: false,
         used: (0, 0),
+        drafted: false,
+        probation: false,
     };
 }
 
 #[derive(Clone, Debug)]
 struct List {
     class: u16,
+    /// Of the slots that hold something.
     newest: u32,
     oldest: u32,
-    /// Slots in it, and those of them that hold nothing.
     count: usize,
-    empty: usize,
+    /// Slots that hold nothing; the last is taken first.
+    empty: Vec<u32>,
+}
+
+impl List {
+    /// Slots that can be given to somebody.
+    fn slot_count(&self) -> usize {
+        self.count + self.empty.len()
+    }
 }
 
 impl Cache {
@@ -137,7 +165,8 @@ impl Cache {
         let Partition { lists, staging, list_of } = partition;
         let list = |&ListSize { class, kept }: &ListSize| {
             assert!(kept + staging[class as usize] > 0, "a list without slots");
-            List { class, newest: NONE, oldest: NONE, count: 0, empty: kept }
+            let empty = Vec::with_capacity(kept);
+            List { class, newest: NONE, oldest: NONE, count: 0, empty }
         };
         let mut cache = Cache {
             place: vec![NONE; list_of.len()],
@@ -147,6 +176,7 @@ impl Cache {
             staging: Vec::new(),
             counts: Counts::default(),
             visit: 0,
+            unsettled: Vec::new(),
         };
         let mut lists_of = vec![Vec::new(); staging.len()];
         for (list, size) in lists.iter().enumerate() {
@@ -155,8 +185,8 @@ impl Cache {
         for (lists, staging) in lists_of.into_iter().zip(staging) {
             for (list, kept) in lists {
                 for _ in 0..kept {
+                    cache.lists[list as usize].empty.push(cache.slots.len() as u32);
                     cache.slots.push(Slot { list, ..Slot::BLANK });
-                    cache.push_oldest(cache.slots.len() as u32 - 1);
                 }
             }
             let first = cache.slots.len();
@@ -202,9 +232,12 @@ impl Cache {
         })
     }
 
-    /// Schedules a visit: what is there first, in the order given, then what is not, in the order of
-    /// keys. `keys` are distinct and of one list, the most used first.
-    pub fn visit(&mut self, keys: &[u32], manner: Manner, steps: &mut Vec<Step>) {
+    /// Schedules a visit: what is there first, in the order given, then what is not, what is certain
+    /// before what is drafted, in the order of keys. `keys` are distinct and of one list, the most used
+    /// first; `trials` are theirs, or empty if no row is drafted.
+    pub fn visit(&mut self, keys: &[u32], trials: &[Trial], manner: Manner, steps: &mut Vec<Step>) {
+        assert!(trials.is_empty() || trials.len() == keys.len(), "trials of other experts");
+        let trial_of = |index: usize| trials.get(index).copied().unwrap_or_default();
         steps.clear();
         self.visit += 1;
         let list = keys.first().map_or(0, |&key| self.list_of[key as usize] as usize);
@@ -214,54 +247,100 @@ impl Cache {
         let has_staging = !self.staging[class].is_empty();
         // Without staging a prompt cannot pass through.
         let keeps = manner == Manner::Keep || !has_staging;
-        for &key in keys {
-            let slot = self.place[key as usize];
+        for (index, &key) in keys.iter().enumerate() {
+            let (slot, trial) = (self.place[key as usize], trial_of(index));
             if slot == NONE {
                 continue;
             }
-            if keeps {
-                self.detach(slot);
-                self.push_newest(slot);
+            if !trial.is_drafted() {
+                self.slots[slot as usize].probation = false;
+                if keeps {
+                    self.detach(slot);
+                    self.push_newest(slot);
+                }
             }
-            self.use_in(slot, steps.len());
-            steps.push(Step { key, slot, hit: true, staged: false, after: None });
+            self.use_in(slot, steps.len(), trial);
+            steps.push(Step { key, slot, hit: true, staged: false, after: None, trial });
         }
         self.counts.hits += steps.len() as u64;
         self.counts.misses += (keys.len() - steps.len()) as u64;
         let first = steps.len();
-        let missing = keys.iter().filter(|&&key| self.place[key as usize] == NONE);
-        steps.extend(missing.map(|&key| {
-            let staged = self.staged_in(key).is_some();
-            Step { key, slot: NONE, hit: false, staged, after: None }
+        let missing = keys.iter().enumerate();
+        let missing = missing.filter(|&(_, &key)| self.place[key as usize] == NONE);
+        steps.extend(missing.map(|(index, &key)| {
+            let (staged, trial) = (self.staged_in(key).is_some(), trial_of(index));
+            Step { key, slot: NONE, hit: false, staged, after: None, trial }
         }));
         self.forget_vain_guesses(&steps[first..]);
         // Reading ahead has no say in which misses are kept.
         let room = if keeps {
-            steps[first..].sort_unstable_by_key(|step| step.key);
+            steps[first..].sort_unstable_by_key(|step| (step.trial.depth, step.key));
             // All slots that this visit has not used yet.
-            self.lists[list].count - first
+            self.lists[list].slot_count() - first
         } else {
-            self.lists[list].empty
+            steps[first..].sort_by_key(|step| step.trial.depth);
+            self.lists[list].empty.len()
         };
         for step in steps[first..].iter_mut().take(room) {
-            step.slot = self.keep(step.key);
+            step.slot = self.keep(step.key, step.trial);
         }
         // What is staged and stays there comes first: others may need its slot after it.
-        steps[first..].sort_unstable_by_key(|step| (step.slot != NONE || !step.staged, step.key));
+        steps[first..].sort_unstable_by_key(|step| {
+            (step.slot != NONE || !step.staged, step.trial.depth, step.key)
+        });
         for index in first..steps.len() {
-            let Step { key, slot, staged, .. } = steps[index];
+            let Step { key, slot, staged, trial, .. } = steps[index];
             let slot = match slot {
                 NONE if staged => self.unstage(key),
                 NONE if has_staging => self.next_staging(class),
                 // In place of another of this visit, once that was used.
-                NONE => self.keep(key),
+                NONE => self.keep(key, trial),
                 kept => kept,
             };
             self.counts.staged += u64::from(staged);
             steps[index].slot = slot;
             steps[index].after = self.last_step(slot);
-            self.use_in(slot, index);
+            self.use_in(slot, index, trial);
         }
+        self.note_trials(steps, keeps);
+    }
+
+    /// Remembers what drafted rows alone wanted, the shallow before the deep.
+    fn note_trials(&mut self, steps: &[Step], keeps: bool) {
+        let place = &self.place;
+        let is_on_trial = |step: &&Step| {
+            // What passes through is gone, and a prompt moves nothing that it finds.
+            let kept = place[step.key as usize] == step.slot && (keeps || !step.hit);
+            step.trial.is_drafted() && kept
+        };
+        let first = self.unsettled.len();
+        let trials = steps.iter().filter(is_on_trial).map(|step| (step.key, step.trial));
+        self.unsettled.extend(trials);
+        self.unsettled[first..].sort_unstable_by_key(|&(key, trial)| (trial.depth, key));
+    }
+
+    /// Says which drafted rows of the visits since the last verdict were right, bit by row. What they
+    /// wanted becomes the most recently used, visit by visit, the shallow before the deep; what was read
+    /// for others alone leaves first, the last of them before all. Nothing else moves.
+    pub fn settle(&mut self, accepted: u64) {
+        let mut unsettled = std::mem::take(&mut self.unsettled);
+        for (key, trial) in unsettled.drain(..) {
+            let slot = self.place[key as usize];
+            // It may have left, or have been wanted for certain.
+            if slot == NONE {
+                continue;
+            }
+            let probation = &mut self.slots[slot as usize].probation;
+            if trial.rows & accepted != 0 {
+                *probation = false;
+                self.detach(slot);
+                self.push_newest(slot);
+            } else if std::mem::take(probation) {
+                self.detach(slot);
+                self.push_oldest(slot);
+            }
+        }
+        self.unsettled = unsettled;
     }
 
     /// The staging slots that an expert may pass through.
@@ -294,15 +373,19 @@ impl Cache {
 
     /// Keeps an expert in place of the least recently used of its list: the slot. If it was read ahead,
     /// that is the slot it was read into, and the other one becomes a staging slot.
-    fn keep(&mut self, key: u32) -> u32 {
+    fn keep(&mut self, key: u32, trial: Trial) -> u32 {
         let list = self.list_of[key as usize] as usize;
         let taken = self.take_oldest(list, key);
-        let Some(staged) = self.staged_in(key) else { return taken };
+        let Some(staged) = self.staged_in(key) else {
+            self.slots[taken as usize].probation = trial.is_drafted();
+            return taken;
+        };
         self.detach(taken);
         let other = &mut self.slots[taken as usize];
-        (other.key, other.staging) = (NONE, true);
+        (other.key, other.staging, other.probation) = (NONE, true, false);
         let own = &mut self.slots[staged as usize];
         (own.key, own.staging, own.list) = (key, false, list as u16);
+        own.probation = trial.is_drafted();
         self.push_newest(staged);
         self.place[key as usize] = staged;
         let class = self.lists[list].class as usize;
@@ -337,10 +420,10 @@ impl Cache {
     pub fn forget(&mut self, key: u32) {
         let slot = std::mem::replace(&mut self.place[key as usize], NONE);
         if slot != NONE {
-            self.slots[slot as usize].key = NONE;
             self.detach(slot);
-            self.push_oldest(slot);
-            self.lists[self.slots[slot as usize].list as usize].empty += 1;
+            let Slot { key, list, probation, .. } = &mut self.slots[slot as usize];
+            (*key, *probation) = (NONE, false);
+            self.lists[*list as usize].empty.push(slot);
         }
     }
 
@@ -358,16 +441,15 @@ impl Cache {
         }
         self.slots[slot as usize].aside = true;
         if !staging {
-            self.lists[list as usize].empty -= 1;
-            self.detach(slot);
+            self.lists[list as usize].empty.retain(|&other| other != slot);
         }
     }
 
     /// Whether one slot of a list is all that its experts have.
     fn is_last(&self, list: u16) -> bool {
-        let List { class, count, .. } = self.lists[list as usize];
-        let mut staging = self.staging[class as usize].iter();
-        count == 1 && staging.all(|&slot| self.slots[slot as usize].aside)
+        let list = &self.lists[list as usize];
+        let mut staging = self.staging[list.class as usize].iter();
+        list.slot_count() == 1 && staging.all(|&slot| self.slots[slot as usize].aside)
     }
 
     /// A slot that was set aside can be used again.
@@ -378,29 +460,44 @@ impl Cache {
         }
         self.slots[slot as usize].aside = false;
         if !staging {
-            self.lists[list as usize].empty += 1;
-            self.push_oldest(slot);
+            self.lists[list as usize].empty.push(slot);
         }
     }
 
-    fn use_in(&mut self, slot: u32, step: usize) {
-        self.slots[slot as usize].used = (self.visit, step as u32);
+    fn use_in(&mut self, slot: u32, step: usize, trial: Trial) {
+        let slot = &mut self.slots[slot as usize];
+        (slot.used, slot.drafted) = ((self.visit, step as u32), trial.is_drafted());
     }
 
-    /// The least recently used slot of a list, now the newest and `key`'s.
+    /// An empty slot of a list or its least recently used, now the newest and `key`'s.
     fn take_oldest(&mut self, list: usize, key: u32) -> u32 {
-        let slot = self.lists[list].oldest;
-        assert!(slot != NONE, "a list without slots");
-        self.detach(slot);
+        let slot = self.lists[list].empty.pop().unwrap_or_else(|| {
+            let slot = self.oldest(list);
+            self.detach(slot);
+            self.place[self.slots[slot as usize].key as usize] = NONE;
+            slot
+        });
         self.push_newest(slot);
-        let evicted = std::mem::replace(&mut self.slots[slot as usize].key, key);
-        if evicted == NONE {
-            self.lists[list].empty -= 1;
-        } else {
-            self.place[evicted as usize] = NONE;
-        }
+        self.slots[slot as usize].key = key;
         self.place[key as usize] = slot;
         slot
+    }
+
+    /// The least recently used slot of a list that the visit has no use for. If it uses all, one that is
+    /// drafted goes before one that is certain.
+    fn oldest(&self, list: usize) -> u32 {
+        let oldest = self.lists[list].oldest;
+        assert!(oldest != NONE, "a list without slots");
+        let is_used = |slot: &u32| self.slots[*slot as usize].used.0 == self.visit;
+        if !is_used(&oldest) {
+            return oldest;
+        }
+        // What is drafted and was found has not moved: it may be anywhere.
+        let newer = |&slot: &u32| Some(self.slots[slot as usize].newer).filter(|&s| s != NONE);
+        let mut slots = std::iter::successors(Some(oldest), newer);
+        let unused = slots.clone().find(|slot| !is_used(slot));
+        let drafted = || slots.find(|&slot| self.slots[slot as usize].drafted);
+        unused.or_else(drafted).unwrap_or(oldest)
     }
 
     /// The staging slot that was used longest ago.

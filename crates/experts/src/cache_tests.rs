@@ -129,7 +129,7 @@ proptest! {
                 .iter()
                 .filter_map(|&key| Some((key, cache.stage(key, |_, _| true)?)))
                 .collect();
-            cache.visit(keys, manner, &mut steps);
+            cache.visit(keys, &[], manner, &mut steps);
             plain.visit(list, keys, manner);
             for step in &steps {
                 let slot = guessed.iter().find(|guess| guess.0 == step.key).map(|guess| guess.1);
@@ -171,7 +171,7 @@ fn cache(kept: usize, staging: usize) -> Cache {
 fn a_visit_larger_than_the_cache_goes_in_waves() {
     let waits = |cache: &mut Cache| {
         let mut steps = Vec::new();
-        cache.visit(&[5, 1, 3, 7, 0], Manner::Keep, &mut steps);
+        cache.visit(&[5, 1, 3, 7, 0], &[], Manner::Keep, &mut steps);
         steps.iter().map(|step| (step.key, step.after)).collect::<Vec<_>>()
     };
     let two_by_two = [(0, None), (1, None), (3, Some(0)), (5, Some(1)), (7, Some(2))];
@@ -186,12 +186,12 @@ fn a_visit_larger_than_the_cache_goes_in_waves() {
 fn a_few_tokens_replace_nothing_that_they_use() {
     let mut cache = cache(3, 2);
     let mut steps = Vec::new();
-    cache.visit(&[2, 4, 8], Manner::Keep, &mut steps);
-    cache.visit(&[9, 4, 7, 2, 6], Manner::Keep, &mut steps);
+    cache.visit(&[2, 4, 8], &[], Manner::Keep, &mut steps);
+    cache.visit(&[9, 4, 7, 2, 6], &[], Manner::Keep, &mut steps);
     // 8 left for 6, and two passed through.
     assert_eq!(cache.kept().collect::<Vec<_>>(), [6, 2, 4]);
     assert!(steps.iter().all(|step| step.after.is_none()), "{steps:?}");
-    cache.visit(&[7, 9], Manner::Keep, &mut steps);
+    cache.visit(&[7, 9], &[], Manner::Keep, &mut steps);
     assert!(steps.iter().all(|step| !step.hit));
     assert_eq!(cache.kept().collect::<Vec<_>>(), [9, 7, 6]);
 }
@@ -200,7 +200,7 @@ fn a_few_tokens_replace_nothing_that_they_use() {
 fn a_prompt_fills_empty_slots_with_what_it_uses_most_and_passes_through_the_rest() {
     let mut cache = cache(2, 2);
     let mut steps = Vec::new();
-    cache.visit(&[9, 4, 2, 7, 1], Manner::Sweep, &mut steps);
+    cache.visit(&[9, 4, 2, 7, 1], &[], Manner::Sweep, &mut steps);
     assert_eq!(cache.kept().collect::<Vec<_>>(), [4, 9]);
     let staged: Vec<u32> =
         steps.iter().filter(|step| step.slot >= 2).map(|step| step.key).collect();
@@ -212,11 +212,11 @@ fn a_prompt_fills_empty_slots_with_what_it_uses_most_and_passes_through_the_rest
 fn what_passes_through_waits_for_nothing_while_a_staging_slot_is_free() {
     let mut cache = cache(1, 4);
     let mut steps = Vec::new();
-    cache.visit(&[0], Manner::Keep, &mut steps);
+    cache.visit(&[0], &[], Manner::Keep, &mut steps);
     // Right guesses stay where they are, and the slots of wrong ones are the last to be taken.
     for (right, wrong) in [(5, 9), (9, 5), (5, 10)] {
         let staged = [right, wrong].map(|key| cache.stage(key, |_, _| true).unwrap());
-        cache.visit(&[0, right, 6, 7], Manner::Keep, &mut steps);
+        cache.visit(&[0, right, 6, 7], &[], Manner::Keep, &mut steps);
         assert!(steps.iter().all(|step| step.after.is_none()), "{steps:?}");
         assert!(steps.iter().all(|step| step.slot != staged[1]), "{steps:?}");
         assert_eq!(steps[1], Step { key: right, slot: staged[0], staged: true, ..steps[1] });
@@ -228,16 +228,16 @@ fn a_slot_that_is_set_aside_is_given_to_nobody_if_there_is_another() {
     for (kept, staging) in [(2, 0), (1, 2), (1, 0)] {
         let mut cache = cache(kept, staging);
         let mut steps = Vec::new();
-        cache.visit(&[3], Manner::Keep, &mut steps);
+        cache.visit(&[3], &[], Manner::Keep, &mut steps);
         let aside = steps[0].slot;
         cache.set_aside(aside);
         assert_eq!(cache.find(3), None);
         for key in 4..8 {
-            cache.visit(&[key], Manner::Keep, &mut steps);
+            cache.visit(&[key], &[], Manner::Keep, &mut steps);
             assert_eq!(steps[0].slot != aside, kept + staging > 1, "{kept} + {staging}: {steps:?}");
         }
         cache.put_back(aside);
-        cache.visit(&[9], Manner::Keep, &mut steps);
+        cache.visit(&[9], &[], Manner::Keep, &mut steps);
         assert_eq!((steps[0].slot, cache.find(9)), (aside, Some(aside)));
     }
 }

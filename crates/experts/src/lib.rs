@@ -23,4 +23,4 @@ pub use device::Device;
 pub use error::{Error, Result};
 pub use geometry::{Class, ClassSlots, Geometry, LayerSize, Slots};
 pub use record::{LayerExperts, Region, reads_of};
-pub use statistics::{Activity, Statistics, VisitRecord};
+pub use statistics::{Activity, Missed, Statistics, VisitRecord};

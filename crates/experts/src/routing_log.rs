@@ -1,20 +1,26 @@
 //! A record of which experts were wanted: text, one line a visit, for the simulator and for curious people.
 //!
 //! The first line is a JSON object with the sizes; every other line is `layer rows expert expert …`, the
-//! most used expert first.
+//! most used expert first. An expert that drafted rows alone want is `expert:depth:rows`, its rows bit by
+//! bit in hexadecimal, and after the last layer of their step a line `accepted rows` tells which were right.
+//! Version 1 knew no drafted rows and is read as well.
 
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use compute::Trial;
 use serde::{Deserialize, Serialize};
 
 use crate::geometry::{Class, ClassSlots, Geometry, LayerSize, Slots};
 use crate::{Error, Result};
 
 /// The form of today.
-pub const LOG_VERSION: u32 = 1;
+pub const LOG_VERSION: u32 = 2;
+
+/// What a line begins with that tells which drafted rows were right.
+const VERDICT: &str = "accepted";
 
 /// Bytes no line has: a prompt that wants every expert of a large layer, or the header of many layers.
 const LONGEST_LINE: u64 = 16 << 20;
@@ -39,7 +45,7 @@ pub struct Header {
 }
 
 /// One visit of a log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoggedVisit {
     /// The layer.
     pub layer: usize,
@@ -47,6 +53,11 @@ pub struct LoggedVisit {
     pub rows: usize,
     /// The experts wanted, the most used first.
     pub wanted: Vec<u32>,
+    /// Who wants each of them, if drafted rows alone want some; else empty.
+    pub trials: Vec<Trial>,
+    /// Which drafted rows of this visit and of those before it, up to the last verdict, were right; if it
+    /// was said before the next visit.
+    pub settled: Option<u64>,
 }
 
 /// A log being written.
@@ -70,16 +81,28 @@ impl RoutingLog {
     }
 
     /// Adds a visit. A disk that is full is told at the end, not in the middle of an answer.
-    pub fn visit(&mut self, layer: usize, rows: usize, wanted: &[u32]) {
+    pub fn visit(&mut self, layer: usize, rows: usize, wanted: &[u32], trials: &[Trial]) {
         if self.failed.is_some() {
             return;
         }
         self.line.clear();
         let _ = write!(self.line, "{layer} {rows}");
-        for id in wanted {
-            let _ = write!(self.line, " {id}");
+        for (index, id) in wanted.iter().enumerate() {
+            let _ = match trials.get(index) {
+                Some(Trial { rows: rows @ 1.., depth }) => {
+                    write!(self.line, " {id}:{depth}:{rows:x}")
+                }
+                _ => write!(self.line, " {id}"),
+            };
         }
         self.failed = writeln!(self.file, "{}", self.line).err();
+    }
+
+    /// Adds which drafted rows since the last call were right.
+    pub fn settle(&mut self, accepted: u64) {
+        if self.failed.is_none() {
+            self.failed = writeln!(self.file, "{VERDICT} {accepted:x}").err();
+        }
     }
 
     /// Writes what is left.
@@ -102,18 +125,26 @@ pub fn read(mut input: impl BufRead) -> Result<(Header, Vec<LoggedVisit>)> {
     }
     let header: Header = serde_json::from_str(&line)
         .map_err(|error| Error::Log { line: 1, problem: format!("no routing log: {error}") })?;
-    if header.version != LOG_VERSION {
-        let problem = format!("version {}, expected {LOG_VERSION}", header.version);
+    if !(1..=LOG_VERSION).contains(&header.version) {
+        let problem = format!("version {}, expected {LOG_VERSION} or before", header.version);
         return Err(Error::Log { line: 1, problem });
     }
     check(&header)?;
-    let mut visits = Vec::new();
+    let mut visits: Vec<LoggedVisit> = Vec::new();
     for number in 2.. {
         if !next_line(&mut input, number, &mut line)? {
             break;
         }
-        let visit = parse(&header, &line);
-        visits.push(visit.map_err(|problem| Error::Log { line: number, problem })?);
+        let wrong = |problem| Error::Log { line: number, problem };
+        if let Some(rows) = line.strip_prefix(VERDICT) {
+            let accepted = parse_rows(rows.trim()).map_err(wrong)?;
+            // At the beginning it is about visits that were not recorded.
+            if let Some(last) = visits.last_mut() {
+                last.settled = Some(accepted);
+            }
+        } else {
+            visits.push(parse(&header, &line).map_err(wrong)?);
+        }
     }
     Ok((header, visits))
 }
@@ -139,14 +170,19 @@ fn next_line(input: &mut impl BufRead, number: usize, line: &mut String) -> Resu
 
 /// A visit from its line.
 fn parse(header: &Header, line: &str) -> std::result::Result<LoggedVisit, String> {
-    let mut numbers = line
-        .split_ascii_whitespace()
-        .map(|word| word.parse::<u32>().map_err(|_| format!("`{word}` is not a number")));
-    let mut next =
-        |what: &str| numbers.next().unwrap_or_else(|| Err(format!("the {what} is missing")));
+    let mut words = line.split_ascii_whitespace();
+    let mut next = |what: &str| match words.next() {
+        Some(word) => parse_number::<u32>(word),
+        None => Err(format!("the {what} is missing")),
+    };
     let layer = next("layer")? as usize;
     let rows = next("number of rows")? as usize;
-    let wanted = numbers.collect::<std::result::Result<Vec<u32>, String>>()?;
+    let experts = words.map(|word| parse_expert(word, rows));
+    let (wanted, mut trials): (Vec<u32>, Vec<Trial>) =
+        experts.collect::<std::result::Result<Vec<_>, String>>()?.into_iter().unzip();
+    if !trials.iter().any(|trial| trial.is_drafted()) {
+        trials.clear();
+    }
     let Some(Some(size)) = header.layers.get(layer) else {
         return Err(format!("layer {layer} has no experts"));
     };
@@ -163,7 +199,30 @@ fn parse(header: &Header, line: &str) -> std::result::Result<LoggedVisit, String
     if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err("an expert is there twice".to_owned());
     }
-    Ok(LoggedVisit { layer, rows, wanted })
+    Ok(LoggedVisit { layer, rows, wanted, trials, settled: None })
+}
+
+/// An expert of a visit for so many rows, and who wants it.
+fn parse_expert(word: &str, rows: usize) -> std::result::Result<(u32, Trial), String> {
+    let Some((id, trial)) = word.split_once(':') else {
+        return Ok((parse_number(word)?, Trial::default()));
+    };
+    let (depth, drafted) = trial.split_once(':').unwrap_or((trial, ""));
+    let trial = Trial { rows: parse_rows(drafted)?, depth: parse_number(depth)? };
+    let last = trial.rows.checked_ilog2();
+    if trial.depth == 0 || rows > Trial::MOST_ROWS || last.is_none_or(|row| row as usize >= rows) {
+        return Err(format!("`{word}` is not drafted in {rows} rows"));
+    }
+    Ok((parse_number(id)?, trial))
+}
+
+fn parse_number<T: std::str::FromStr>(word: &str) -> std::result::Result<T, String> {
+    word.parse().map_err(|_| format!("`{word}` is not a number"))
+}
+
+/// Rows, bit by bit.
+fn parse_rows(word: &str) -> std::result::Result<u64, String> {
+    u64::from_str_radix(word, 16).map_err(|_| format!("`{word}` is not a hexadecimal number"))
 }
 
 /// A header is a file from anywhere: its sizes must not make us divide by zero, overflow or run out of
@@ -207,7 +266,10 @@ fn check(header: &Header) -> Result<()> {
 mod tests {
     use super::*;
 
-    const HEADER: &str = r#"{"millstream_routing":1,"layers":[null,{"experts":8,"experts_per_token":2,"expert_bytes":5000,"slot_bytes":8192}],"slots":{"classes":[{"kept":4,"staging":1}],"bytes":40960},"fixed_bytes":1000}"#;
+    const HEADER: &str = r#"{"millstream_routing":2,"layers":[null,{"experts":8,"experts_per_token":2,"expert_bytes":5000,"slot_bytes":8192}],"slots":{"classes":[{"kept":4,"staging":1}],"bytes":40960},"fixed_bytes":1000}"#;
+
+    const LINES: &str =
+        "accepted 7\n1 40 7 0 3\n1 4 3 4:1:a 1:2:4 0\n1 2 5 6\naccepted a\n1 1 3 4\n";
 
     #[test]
     fn what_is_written_is_read() {
@@ -222,15 +284,40 @@ mod tests {
             fixed_bytes: 1000,
         };
         let mut log = RoutingLog::create(&path, &header).expect("log");
-        log.visit(1, 40, &[7, 0, 3]);
-        log.visit(1, 1, &[3, 4]);
+        let trial = |depth, rows| Trial { depth, rows };
+        let drafted = [trial(0, 0), trial(1, 0xa), trial(2, 4), trial(0, 0)];
+        log.settle(7);
+        log.visit(1, 40, &[7, 0, 3], &[]);
+        log.visit(1, 4, &[3, 4, 1, 0], &drafted);
+        log.visit(1, 2, &[5, 6], &[Trial::default(); 2]);
+        log.settle(0xa);
+        log.visit(1, 1, &[3, 4], &[]);
         log.finish().expect("written");
         let text = std::fs::read(&path).expect("file");
-        assert_eq!(String::from_utf8_lossy(&text), format!("{HEADER}\n1 40 7 0 3\n1 1 3 4\n"));
+        assert_eq!(String::from_utf8_lossy(&text), format!("{HEADER}\n{LINES}"));
         let (read_header, visits) = read(&text[..]).expect("a log");
         assert_eq!(read_header, header);
-        let visit = |rows, wanted: &[u32]| LoggedVisit { layer: 1, rows, wanted: wanted.to_vec() };
-        assert_eq!(visits, [visit(40, &[7, 0, 3]), visit(1, &[3, 4])]);
+        let visit = |rows, wanted: &[u32]| LoggedVisit {
+            layer: 1,
+            rows,
+            wanted: wanted.to_vec(),
+            ..LoggedVisit::default()
+        };
+        let expect = [
+            visit(40, &[7, 0, 3]),
+            LoggedVisit { trials: drafted.to_vec(), ..visit(4, &[3, 4, 1, 0]) },
+            LoggedVisit { settled: Some(0xa), ..visit(2, &[5, 6]) },
+            visit(1, &[3, 4]),
+        ];
+        assert_eq!(visits, expect);
+    }
+
+    #[test]
+    fn the_first_version_is_read() {
+        let old = HEADER.replacen("routing\":2", "routing\":1", 1) + "\n1 40 7 0 3\n1 1 3 4\n";
+        let (header, visits) = read(old.as_bytes()).expect("a log");
+        assert_eq!((header.version, visits.len()), (1, 2));
+        assert!(visits.iter().all(|visit| visit.trials.is_empty() && visit.settled.is_none()));
     }
 
     #[track_caller]
@@ -259,6 +346,16 @@ mod tests {
         check_refused(&with("1 1 3\n"), 2, "1 experts for 1 rows that use 2 each");
         check_refused(&with("1 1 3 4 5\n"), 2, "3 experts for 1 rows that use 2 each");
         check_refused(&with("1 0 3 4\n"), 2, "2 experts for 0 rows");
+        check_refused(&with("1 2 3:1 4\n"), 2, "`` is not a hexadecimal number");
+        check_refused(&with("1 2 3:x:2 4\n"), 2, "`x` is not a number");
+        check_refused(&with("1 2 x:1:2 4\n"), 2, "`x` is not a number");
+        for word in ["3:1:0", "3:0:2", "3:1:4"] {
+            let problem = format!("`{word}` is not drafted in 2 rows");
+            check_refused(&with(&format!("1 2 {word} 4\n")), 2, &problem);
+        }
+        check_refused(&with("1 65 3:1:2 4\n"), 2, "`3:1:2` is not drafted in 65 rows");
+        check_refused(&with("1 2 3 4\naccepted\n"), 3, "`` is not a hexadecimal number");
+        check_refused(&with("1 2 3 4\naccepted 4 g\n"), 3, "`4 g` is not a hexadecimal");
     }
 
     #[test]
@@ -269,7 +366,8 @@ mod tests {
             assert_ne!(text, HEADER);
             check_refused(format!("{text}\n").as_bytes(), 1, problem);
         }
-        check("routing\":1", "routing\":2", "version 2, expected 1");
+        check("routing\":2", "routing\":3", "version 3, expected 2 or before");
+        check("routing\":2", "routing\":0", "version 0, expected 2 or before");
         check("\"experts\":8", "\"experts\":0", "a layer's experts have no size");
         check("\"experts\":8", "\"experts\":99999999", "more experts than any model has");
         check("slot_bytes\":8192", "slot_bytes\":9223372036854775807", "an expert is larger");

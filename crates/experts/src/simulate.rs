@@ -90,7 +90,7 @@ impl Outcome {
 
 /// Whether the cache keeps what a visit reads.
 fn is_decode(visit: &LoggedVisit) -> bool {
-    Manner::of(visit.rows) == Manner::Keep
+    Manner::of(visit.rows, &visit.trials) == Manner::Keep
 }
 
 /// Runs a log through a policy.
@@ -126,9 +126,13 @@ fn replay(
         let Some((_, first)) = geometry.layer(visit.layer) else { continue };
         keys.clear();
         keys.extend(visit.wanted.iter().map(|id| first + id));
-        cache.visit(&keys, Manner::of(visit.rows), &mut steps);
+        let manner = Manner::of(visit.rows, &visit.trials);
+        cache.visit(&keys, &visit.trials, manner, &mut steps);
         let hits = steps.iter().filter(|step| step.hit).count();
         outcome.tally(visit).add(hits, steps.len() - hits, missed_bytes(header, visit));
+        if let Some(accepted) = visit.settled {
+            cache.settle(accepted);
+        }
     }
     outcome
 }
@@ -183,8 +187,12 @@ mod tests {
             LayerSize { experts: 16, experts_per_token: 4, expert_bytes: 900, slot_bytes: 4096 };
         let layers = vec![Some(size); LAYERS];
         let slots = Geometry::new(&layers).with_total(slots).expect("enough slots");
-        let visit =
-            |index| LoggedVisit { layer: index % LAYERS, rows: 1, wanted: vec![3, 0, 9, 7] };
+        let visit = |index| LoggedVisit {
+            layer: index % LAYERS,
+            rows: 1,
+            wanted: vec![3, 0, 9, 7],
+            ..LoggedVisit::default()
+        };
         let visits: Vec<LoggedVisit> = (0..20 * LAYERS).map(visit).collect();
         let header = Header { version: LOG_VERSION, layers, slots, fixed_bytes: 0 };
         let outcome = run(&header, &visits, &header.slots, policy).expect("a simulation");

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use compute::Trial;
+
 use crate::cache::{Cache, Manner, Step};
 use crate::geometry::{ClassSlots, Geometry, Slots};
 use crate::routing_log::RoutingLog;
-use crate::statistics::{Activity, VisitRecord};
+use crate::statistics::{Activity, Missed, VisitRecord};
 use crate::{Error, Result};
 
 /// A trace that is longer is cut.
@@ -101,6 +103,9 @@ pub(crate) struct State {
     late: Vec<(u32, u32)>,
     /// When something last arrived or began.
     pub(crate) progress: Instant,
+    /// The last layer that a step with drafted rows visited, until it is settled.
+    unsettled: Option<usize>,
+    pub(crate) missed: Missed,
     pub(crate) read_bytes: u64,
     pub(crate) failed: u64,
     pub(crate) ahead: u64,
@@ -130,6 +135,8 @@ impl State {
             failures: Vec::new(),
             late: Vec::new(),
             progress: Instant::now(),
+            unsettled: None,
+            missed: Missed::default(),
             read_bytes: 0,
             failed: 0,
             ahead: 0,
@@ -152,14 +159,25 @@ impl State {
         layer: usize,
         rows: usize,
         wanted: &[u32],
+        trials: &[Trial],
         first_key: u32,
-        manner: Manner,
     ) {
+        // Another step: the one before has failed, or nobody has judged it.
+        if self.unsettled.is_some_and(|last| trials.is_empty() || layer <= last) {
+            self.settle(0);
+        }
+        if !trials.is_empty() {
+            self.unsettled = Some(layer);
+        }
+        if let Some(log) = &mut self.log {
+            log.visit(layer, rows, wanted, trials);
+        }
+        let manner = Manner::of(rows, trials);
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
         keys.extend(wanted.iter().map(|id| first_key + id));
         let mut steps = std::mem::take(&mut self.steps);
-        self.cache.visit(&keys, manner, &mut steps);
+        self.cache.visit(&keys, trials, manner, &mut steps);
         self.keys = keys;
         self.phases.clear();
         self.phases.resize(steps.len(), Phase::Blocked);
@@ -169,6 +187,8 @@ impl State {
         self.failures.clear();
         self.progress = Instant::now();
         let hits = steps.iter().filter(|step| step.hit).count();
+        self.missed.wanted += steps.len() as u64;
+        self.missed.found += hits as u64;
         self.current = Some(VisitRecord {
             layer,
             rows,
@@ -180,6 +200,16 @@ impl State {
             waited: Duration::ZERO,
         });
         self.steps = steps;
+    }
+
+    /// Says which drafted rows of the last step were right, if it had any.
+    pub(crate) fn settle(&mut self, accepted: u64) {
+        if self.unsettled.take().is_some() {
+            if let Some(log) = &mut self.log {
+                log.settle(accepted);
+            }
+            self.cache.settle(accepted);
+        }
     }
 
     /// Whether the visit waits for reads; if not, then for somebody who computes.
@@ -220,6 +250,7 @@ impl State {
                 hit: true,
                 staged: false,
                 after: None,
+                trial: Trial::default(),
             });
         }
         self.phases.clear();
@@ -326,12 +357,13 @@ impl State {
         let (mut vain, mut used) = (Vec::new(), 0);
         for &(slot, bytes) in &guesses {
             // The slot of a vain one may be another step's.
-            if self.steps.iter().any(|step| step.staged && step.slot == slot) {
+            match self.steps.iter().find(|step| step.staged && step.slot == slot) {
                 // Read early, but missed all the same.
-                used += 1;
-                self.current.iter_mut().for_each(|visit| visit.missed_bytes += bytes);
-            } else {
-                vain.push(slot);
+                Some(step) => {
+                    used += 1;
+                    self.count_missed(step.trial, bytes);
+                }
+                None => vain.push(slot),
             }
         }
         self.foresight.learn(guesses.len() as f64, f64::from(used));
@@ -348,9 +380,15 @@ impl State {
         self.ahead_slots.push((slot, bytes));
     }
 
-    /// Counts the bytes of a miss.
-    pub(crate) fn count_read(&mut self, bytes: u64) {
+    /// Counts the bytes of a miss that are read now.
+    pub(crate) fn count_read(&mut self, trial: Trial, bytes: u64) {
         self.read_bytes += bytes;
+        self.count_missed(trial, bytes);
+    }
+
+    /// Counts the bytes of a miss, whenever they were read.
+    fn count_missed(&mut self, trial: Trial, bytes: u64) {
+        self.missed.add(trial.depth, bytes);
         if let Some(visit) = &mut self.current {
             visit.missed_bytes += bytes;
         }

@@ -31,6 +31,32 @@ impl Statistics {
     }
 }
 
+/// Depths of drafted rows that are told apart; deeper ones count with the deepest.
+const DEPTHS: usize = 17;
+
+/// What was wanted and missed since somebody last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missed {
+    /// Bytes that had to be read, by the least depth of the rows that wanted them: 0 for rows that are
+    /// certain, all those of a step without drafted ones; the last for its own depth and all deeper.
+    pub bytes: [u64; DEPTHS],
+    /// Experts wanted.
+    pub wanted: u64,
+    /// Those of them that were in memory.
+    pub found: u64,
+}
+
+impl Missed {
+    /// Bytes of all depths.
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+
+    pub(crate) fn add(&mut self, depth: u8, bytes: u64) {
+        self.bytes[usize::from(depth).min(DEPTHS - 1)] += bytes;
+    }
+}
+
 /// One visit to a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct VisitRecord {

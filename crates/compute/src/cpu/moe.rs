@@ -20,7 +20,7 @@ use super::matmul::{SharedMut, multiply_in_task, quantise, uses_tiles};
 use super::pool::Pool;
 use super::quantise::Activations;
 use crate::Error;
-use crate::bank::{Expert, ExpertBank, Turn, Visit};
+use crate::bank::{Expert, ExpertBank, Trial, Turn, Visit};
 use crate::step::{Activation, RowFailure};
 use crate::weight::Matrix;
 
@@ -55,6 +55,10 @@ pub(crate) struct Scratch {
     /// Where each expert's pairs begin in `pairs`; one more at the end.
     starts: Vec<u32>,
     wanted: Vec<u32>,
+    /// By row of the step: 0 if it is certain, else how deep it was drafted; empty if none was.
+    pub(crate) depths: Vec<u8>,
+    /// By wanted expert: who wants it, if rows were drafted.
+    trials: Vec<Trial>,
     /// Rows that failed in an earlier layer; empty if none did.
     lost: Vec<bool>,
 }
@@ -64,6 +68,17 @@ impl Scratch {
     fn pairs_of(&self, id: u32) -> &[u32] {
         let id = id as usize;
         &self.pairs[self.starts[id] as usize..self.starts[id + 1] as usize]
+    }
+
+    /// Who wants an expert, where rows were drafted.
+    fn trial_of(&self, id: u32, k: usize) -> Trial {
+        let mut trial = Trial { rows: 0, depth: u8::MAX };
+        for &pair in self.pairs_of(id) {
+            let row = pair as usize / k;
+            trial.rows |= 1 << row;
+            trial.depth = trial.depth.min(self.depths[row]);
+        }
+        if trial.depth == 0 { Trial::default() } else { trial }
     }
 
     fn is_lost(&self, row: usize) -> bool {
@@ -135,8 +150,14 @@ pub(crate) fn run(
         return Vec::new();
     }
     let wanted = std::mem::take(&mut scratch.wanted);
+    let mut trials = std::mem::take(&mut scratch.trials);
+    trials.clear();
+    if !scratch.depths.is_empty() {
+        assert_eq!(scratch.depths.len(), rows, "rows that are not the step's");
+        trials.extend(wanted.iter().map(|&id| scratch.trial_of(id, k)));
+    }
     // Reads are on their way while the rows are quantised.
-    let visit = bank.visit(layer, &wanted, rows);
+    let visit = bank.visit(layer, &wanted, rows, &trials);
     let tally = bank.tally();
     if tally.is_watched() {
         wanted.iter().for_each(|&id| tally.count_use(layer, id, scratch.pairs_of(id).len()));
@@ -163,7 +184,7 @@ pub(crate) fn run(
     }
     let failures = forget_failed(visit.failures(), scratch, k, hidden, slots);
     drop(visit);
-    scratch.wanted = wanted;
+    (scratch.wanted, scratch.trials) = (wanted, trials);
 
     let gate = shared.map(|shared| shared.gate);
     let slots = &*slots;
@@ -340,10 +361,21 @@ fn group(scratch: &mut Scratch, routing: &RoutingTable, k: usize) {
     scratch.lost = lost;
 }
 
-/// The experts of a routing, those that most rows want first.
-pub(crate) fn most_wanted<'a>(scratch: &'a mut Scratch, routing: &RoutingTable) -> &'a [u32] {
+/// The experts of a routing, those that most rows want first; what none but drafted rows want comes after
+/// what is certain, the shallow before the deep.
+pub(crate) fn most_wanted<'a>(
+    scratch: &'a mut Scratch,
+    routing: &RoutingTable,
+    k: usize,
+) -> &'a [u32] {
     scratch.lost.clear();
-    group(scratch, routing, 1);
+    group(scratch, routing, k);
+    // A guess for some of the rows does not tell which.
+    if !scratch.depths.is_empty() && routing.ids.len() == scratch.depths.len() * k {
+        let mut wanted = std::mem::take(&mut scratch.wanted);
+        wanted.sort_by_cached_key(|&id| scratch.trial_of(id, k).depth);
+        scratch.wanted = wanted;
+    }
     &scratch.wanted
 }
 

@@ -10,7 +10,7 @@ use super::moe::{self, RoutingTable, Shared};
 use super::pool::Pool;
 use super::routing::{RoutingScheme, top_k};
 use super::{activation, dense, mixer, norm, rope};
-use crate::bank::{Expert, ExpertBank};
+use crate::bank::{Expert, ExpertBank, Trial};
 use crate::memory::{KvArena, RecurrentArena};
 use crate::step::{
     Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark,
@@ -71,6 +71,7 @@ impl CpuBackend {
     pub fn begin(&mut self) -> CpuStep<'_> {
         self.used_floats = 0;
         self.failures.clear();
+        self.moe.depths.clear();
         CpuStep { backend: self }
     }
 
@@ -207,6 +208,16 @@ impl Step for CpuStep<'_> {
     fn release(&mut self, mark: Mark) {
         debug_assert!(mark.0 <= self.backend.used_floats);
         self.backend.used_floats = mark.0;
+    }
+
+    fn set_trials(&mut self, depths: &[u8]) {
+        let most = Trial::MOST_ROWS;
+        assert!(depths.len() <= most, "{} rows with drafted ones, of {most}", depths.len());
+        self.backend.moe.depths.clear();
+        // Certain rows alone are a plain step.
+        if depths.iter().any(|&depth| depth > 0) {
+            self.backend.moe.depths.extend_from_slice(depths);
+        }
     }
 
     fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor {
@@ -458,10 +469,11 @@ impl Step for CpuStep<'_> {
         out
     }
 
-    fn expect(&mut self, layer: usize, _routing: Routing, bank: &dyn ExpertBank) {
+    fn expect(&mut self, layer: usize, routing: Routing, bank: &dyn ExpertBank) {
         // Where reads fail, guesses are not worth a try.
         if self.backend.failures.is_empty() {
-            bank.expect(layer, moe::most_wanted(&mut self.backend.moe, &self.backend.routing));
+            let (scratch, table) = (&mut self.backend.moe, &self.backend.routing);
+            bank.expect(layer, moe::most_wanted(scratch, table, routing.experts_per_row));
         }
     }
 

@@ -106,7 +106,7 @@ fn a_rehearsal_reads_nothing_and_counts_nothing() {
         bank.rehearse(true);
         let all: Vec<u32> = (0..EXPERTS as u32).collect();
         for layer in 0..LAYERS {
-            let visit = bank.visit(layer, &all, 1);
+            let visit = bank.visit(layer, &all, 1, &[]);
             let mut came = Vec::new();
             while visit.next(4, true, &mut |experts| came.extend(experts.iter().map(|e| e.0)))
                 != compute::Turn::Finished

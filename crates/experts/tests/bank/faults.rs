@@ -225,7 +225,7 @@ fn a_stalled_read_of_a_visit_that_was_left_is_waited_for() {
         let settings = Settings { kept: 2, ..Settings::default() };
         let (device, bank) = stalling(&model, settings);
         {
-            let visit = bank.visit(0, &[3], 1);
+            let visit = bank.visit(0, &[3], 1, &[]);
             assert_eq!(visit.next(1, false, &mut |_| {}), Turn::Empty);
             device.wait_for_stalled(1);
         }

@@ -160,7 +160,7 @@ impl Model {
         rows: usize,
         threads: usize,
     ) -> Visited {
-        let visit = bank.visit(layer, wanted, rows);
+        let visit = bank.visit(layer, wanted, rows, &[]);
         let came = Mutex::new(Vec::new());
         let wrong = Mutex::new(Vec::new());
         std::thread::scope(|scope| {

@@ -59,7 +59,7 @@ fn nobody_waits_who_does_not_want_to() {
     let model = Model::new();
     let bank = model.bank(model.device(), Settings::default());
     let wanted = [3, 1, 2];
-    let visit = bank.visit(0, &wanted, 1);
+    let visit = bank.visit(0, &wanted, 1, &[]);
     let mut came = 0;
     loop {
         match visit.next(usize::MAX, false, &mut |experts| came += experts.len()) {
@@ -83,7 +83,7 @@ fn a_visit_that_was_left_does_not_spoil_the_next() {
                 let layer = dice.roll(LAYERS);
                 if round % 3 != 2 {
                     // Whoever looks at it leaves after none, one or two.
-                    let visit = bank.visit(layer, &wanted, 1);
+                    let visit = bank.visit(layer, &wanted, 1, &[]);
                     for _ in 0..dice.roll(3) {
                         visit.next(1, true, &mut |_| {});
                     }
@@ -102,7 +102,7 @@ fn a_visitor_that_panics_does_not_spoil_the_next() {
         let bank = model.bank(model.device(), Settings { kept: 2, ..Settings::default() });
         let wanted = [1, 2, 3, 4, 5];
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let visit = bank.visit(0, &wanted, 1);
+            let visit = bank.visit(0, &wanted, 1, &[]);
             visit.next(1, true, &mut |_| panic!("on purpose"));
         }));
         assert!(panicked.is_err());
@@ -118,7 +118,7 @@ fn slow_computing_is_no_stall() {
         // Four experts through one slot: the next is not read before the last is computed.
         let bank = model.bank(model.device(), Settings { kept: 1, stall, ..Settings::default() });
         let wanted = [1, 2, 3, 4];
-        let visit = bank.visit(0, &wanted, 1);
+        let visit = bank.visit(0, &wanted, 1, &[]);
         let slow = AtomicBool::new(true);
         std::thread::scope(|scope| {
             for _ in 0..2 {
