@@ -74,7 +74,7 @@ impl Speaker {
         let start = Instant::now();
         // First what is quick and may fail.
         let dialect = Dialect::open(&model.checkpoint)?;
-        let engine = Engine::new(invocation.load(model)?);
+        let engine = invocation.load_pair(model, invocation.plan(model)?)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let (name, swap) = (model.name.clone(), SwapWatch::start());
         Ok(Speaker { name, engine, dialect, load_seconds, swap })

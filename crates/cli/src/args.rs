@@ -9,6 +9,7 @@ mod measure;
 mod repack;
 mod serve;
 mod simulate;
+mod speculation;
 
 use std::path::PathBuf;
 
@@ -26,6 +27,7 @@ pub(crate) use measure::{
 pub(crate) use repack::RepackArgs;
 pub(crate) use serve::ServeArgs;
 pub(crate) use simulate::SimulateArgs;
+pub(crate) use speculation::{OWN_DFLASH, SpeculationArgs, When};
 
 /// Heading of the options that every command has.
 const GLOBAL: &str = "Global options";
@@ -95,6 +97,10 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_RECORD_ROUTING",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) record_routing: Option<PathBuf>,
+
+    /// What may draft.
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
 
     /// How keys and values are kept
     #[arg(long, global = true, value_enum, default_value_t = Kv::F16, env = "MILLSTREAM_KV")]

@@ -13,6 +13,7 @@ use crate::args::GlobalArgs;
 use crate::builtin::Builtin;
 use crate::commands::repack;
 use crate::console::{Console, Tone};
+use crate::drafting::Pair;
 use crate::report::Advised;
 use crate::size;
 
@@ -66,8 +67,8 @@ impl Invocation {
         Ok(model)
     }
 
-    /// The same, for who shows the warnings in another way.
-    pub(crate) fn open_quietly(&self, name: &str) -> Result<OpenModel> {
+    /// Finds the files of a model, or of a part of one.
+    pub(crate) fn find(&self, name: &str) -> Result<(Option<PathBuf>, Checkpoint)> {
         let (folder, checkpoint) = match hub::resolve(name, &self.environment)? {
             Location::Builtin(builtin) => match Builtin::find(builtin) {
                 Some(builtin) => (None, builtin.open()),
@@ -79,7 +80,12 @@ impl Invocation {
                 (Some(folder), checkpoint)
             }
         };
-        let checkpoint = checkpoint.map_err(engine::Error::from)?;
+        Ok((folder, checkpoint.map_err(engine::Error::from)?))
+    }
+
+    /// The same, for who shows the warnings in another way.
+    pub(crate) fn open_quietly(&self, name: &str) -> Result<OpenModel> {
+        let (folder, checkpoint) = self.find(name)?;
         let mut spec = model::arch::spec(&checkpoint).map_err(engine::Error::from)?;
         let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token).max();
         let fewer_experts = match (self.global.experts_per_token, asked) {
@@ -106,15 +112,15 @@ impl Invocation {
         }
     }
 
-    /// Plans a model by the global options.
-    pub(crate) fn plan(&self, model: &OpenModel) -> Result<Plan> {
+    /// Plans a model and what drafts for it, by the global options.
+    pub(crate) fn plan(&self, model: &OpenModel) -> Result<Pair> {
         if let Some(context) = self.global.context
             && context > model.spec.context
         {
             let most = model.spec.context;
             tracing::warn!("{} was made for {most} positions: --context is {most}", model.name);
         }
-        self.plan_by(model, &self.plan_request())
+        self.plan_pair(model, &self.plan_request())
     }
 
     /// Plans a model for a command that knows how many positions it needs.
@@ -137,12 +143,6 @@ impl Invocation {
     pub(crate) fn choose_kernels(&self, options: &mut Options) {
         options.isa = self.global.isa.unwrap_or(options.isa);
         options.threads = self.global.threads.unwrap_or(options.threads);
-    }
-
-    /// Plans and loads a model, unless it would not fit.
-    pub(crate) fn load(&self, model: &OpenModel) -> Result<Runner> {
-        let plan = self.plan(model)?;
-        self.load_planned(model, plan)
     }
 
     /// Loads a model as planned, showing a bar, unless it would not fit.

@@ -10,6 +10,7 @@ mod args;
 mod builtin;
 mod commands;
 mod console;
+mod drafting;
 mod interrupt;
 mod invocation;
 mod log;

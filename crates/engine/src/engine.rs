@@ -17,7 +17,7 @@ use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
 use crate::sampler::{SampleError, Sampled, Scratch, sample};
 use crate::schedule::{Pace, Prompt, pack};
-use crate::speculation::{Drafter, Report, Speculation};
+use crate::speculation::{Drafter, Passed, Report, Speculation};
 use crate::{Constraint, Error, Event, FinishReason, Request, RequestId, Result, Runner};
 
 /// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
@@ -304,12 +304,33 @@ impl Engine {
             let right: Vec<usize> = outcomes.iter().map(|outcome| outcome.rows).collect();
             self.runner.settle(batch, &right, &mut sequences);
         }
+        drop(sequences);
+        self.show_features(batch, &outcomes);
         for failed in failures {
             let own = outcomes.iter_mut().filter(|outcome| outcome.index == failed.sequence);
             let mut error = Some(failed.error);
             own.for_each(|outcome| outcome.error = outcome.error.take().or(error.take()));
         }
         Ok(outcomes)
+    }
+
+    /// Shows drafters what the model thought of the rows that are right.
+    fn show_features(&mut self, batch: &Batch, outcomes: &[Outcome]) {
+        let features = self.runner.take_features();
+        let Some(drafter) = self.drafter.as_mut().filter(|_| !features.is_empty()) else { return };
+        let mut by_index: Vec<Option<(&[f32], bool)>> = vec![None; self.active.len()];
+        for ((segment, features), outcome) in batch.segments.iter().zip(&features).zip(outcomes) {
+            let right = if segment.is_trial() { outcome.rows } else { segment.count };
+            let width = features.len() / segment.count;
+            let is_prompt = segment.kind == SegmentKind::Prefill;
+            by_index[segment.sequence] = Some((&features[..right * width], is_prompt));
+        }
+        let rows = self.active.iter_mut().zip(by_index).filter_map(|(active, rows)| {
+            let (features, is_prompt) = rows?;
+            let Active { job, sequence, .. } = active;
+            Some(Passed { id: job.id, tokens: &job.tokens, sequence, features, is_prompt })
+        });
+        drafter.observe_rows(&mut self.runner, &mut rows.collect::<Vec<_>>());
     }
 
     /// Records what the step did and tells it.
@@ -393,6 +414,9 @@ impl Engine {
 
     /// Ends an answer; its sequence may be the beginning of a later prompt.
     pub(crate) fn finish(&mut self, index: usize, reason: FinishReason, events: &mut Vec<Event>) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.catch_up(&mut self.runner, &mut self.active[index]);
+        }
         let Active { job, sequence, .. } = self.release(index);
         self.cache.insert(&job.tokens[..sequence.len()], sequence, Worth::Turn);
         events.push(Event::Finished { id: job.id, reason, usage: job.usage });

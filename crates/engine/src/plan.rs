@@ -248,8 +248,7 @@ impl<'a> Planner<'a> {
     ) -> Result<Plan> {
         let Some(geometry) = &self.geometry else { return self.resident(options) };
         // Unasked, the context and the activations take at most a share each of what the weights leave.
-        let fixed =
-            self.resident_bytes(&options) + self.program_bytes() + self.request.draft_bytes;
+        let fixed = self.resident_bytes(&options) + self.program_bytes() + self.request.draft_bytes;
         let rest = self.budget_bytes.saturating_sub(fixed);
         let share = rest / SHARE_OF_REST;
         options.context = match context {

@@ -196,6 +196,9 @@ impl Runner {
         let batch = asking.as_ref().unwrap_or(batch);
         let mut step = self.backend.begin();
         let bank = self.bank.get();
+        if batch.segments.iter().any(Segment::is_trial) {
+            step.set_trials(&batch.depths());
+        }
         let (memory, tape) = (&mut self.memory, &mut self.tape);
         let output = self.decoder.forward(&mut step, batch, bank, memory, &shared, tape);
         let fence = step.submit();
@@ -243,6 +246,12 @@ impl Runner {
         let mut step = self.backend.begin();
         self.decoder.replay(&mut step, batch, counts, &self.tape, &mut self.memory, &shared);
         let _done = step.submit();
+        if let Some(bank) = self.bank.get() {
+            let rows = batch.segments.iter().zip(counts);
+            let rows = rows.filter(|(segment, _)| segment.is_trial());
+            let right = rows.flat_map(|(segment, &count)| segment.row..segment.row + count);
+            bank.settle(right.fold(0, |bits, row| bits | 1 << row));
+        }
         for (segment, &count) in batch.segments.iter().zip(counts) {
             if segment.is_trial() {
                 sequences[segment.sequence].advance(count);

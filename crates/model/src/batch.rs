@@ -70,6 +70,15 @@ impl Batch {
         self.segments.push(Segment { sequence, row, count: tokens.len(), kind, logits });
     }
 
+    /// By row: 0 if it is certain, else its place among the drafted rows of its segment, from 1.
+    pub fn depths(&self) -> Vec<u8> {
+        let of = |segment: &Segment| -> Vec<u8> {
+            let depth = |row: usize| if segment.is_trial() { row.min(255) as u8 } else { 0 };
+            (0..segment.count).map(depth).collect()
+        };
+        self.segments.iter().flat_map(of).collect()
+    }
+
     /// Rows whose logits are wanted, in order.
     pub fn logit_rows(&self) -> Vec<usize> {
         self.segments.iter().flat_map(Segment::logit_rows).collect()

@@ -32,7 +32,7 @@ struct Expected {
 
 pub(crate) fn run(args: &PlanArgs, invocation: &Invocation) -> Result<()> {
     let model = invocation.open(&args.model)?;
-    let plan = invocation.plan(&model)?;
+    let plan = invocation.plan(&model)?.plan;
     let expected = expect(&model, &plan)?;
     if args.json {
         let mut value = serde_json::to_value(&plan)?;

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use engine::{Dialect, Engine, PlanRequest};
+use engine::{Dialect, PlanRequest};
 use serde_json::json;
 use server::{Loaded, Options, Server};
 
@@ -30,12 +30,13 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     let dialect = Dialect::open(&model.checkpoint)?;
     let request =
         PlanRequest { sequences: Some(args.parallel), serving: true, ..invocation.plan_request() };
-    let plan = invocation.plan_by(&model, &request)?;
+    let pair = invocation.plan_pair(&model, &request)?;
     let server = Server::start(options(args)).map_err(|error| listen_advice(error, args))?;
     let address = server.address();
     let tell = |line: &str| eprintln!("{}", invocation.console.paint(Tone::Dim, line));
     tell(&format!("listening on http://{address}, loading {}", model.name));
-    let engine = Engine::new(invocation.load_planned(&model, plan.clone())?);
+    let plan = pair.plan.clone();
+    let engine = invocation.load_pair(&model, pair)?;
     let loaded = Loaded {
         name: model.name.clone(),
         dialect,

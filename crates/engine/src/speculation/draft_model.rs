@@ -159,6 +159,10 @@ impl Source for DraftModel {
             Some(sequence) => sequence.len(),
             None => self.cache.reach(tokens, tokens.len() - 1),
         };
+        let vocab = self.runner.spec().vocab;
+        if tokens[known..].iter().any(|&token| token as usize >= vocab) {
+            return None;
+        }
         // The last token drafted is not read.
         let room = (self.runner.options().context + 1).saturating_sub(tokens.len());
         let (source, most) = (SourceKind::DraftModel, most.min(room));

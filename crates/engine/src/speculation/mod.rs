@@ -6,6 +6,7 @@
 
 mod controller;
 mod draft_model;
+mod head;
 mod ngram;
 mod oracle;
 mod source;
@@ -17,9 +18,11 @@ use serde::Serialize;
 pub use controller::Report;
 use controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
 use draft_model::DraftModel;
+use head::HeadSource;
 use ngram::NGram;
 pub use oracle::Oracle;
 pub(crate) use source::Draft;
+pub(crate) use source::Passed;
 use source::{Source, Wanted};
 
 use crate::job::{Active, Job};
@@ -54,6 +57,8 @@ pub struct Speculation {
     /// A smaller model with the same tokenizer. Its options must have room for as many sequences as the
     /// target's, and for twice as many recurrent states and four more.
     pub draft_model: Option<Runner>,
+    /// Draft with the head that the target was loaded with, so many tokens at most.
+    pub head: Option<usize>,
     /// Somebody who knows the answers, for benchmarks.
     pub oracle: Option<Oracle>,
     /// Draft this many tokens in every round whatever it costs, for tests and to see how good a source is.
@@ -62,7 +67,14 @@ pub struct Speculation {
 
 impl Default for Speculation {
     fn default() -> Speculation {
-        Speculation { most: MOST, ngram: true, draft_model: None, oracle: None, fixed: None }
+        Speculation {
+            most: MOST,
+            ngram: true,
+            draft_model: None,
+            head: Some(usize::MAX),
+            oracle: None,
+            fixed: None,
+        }
     }
 }
 
@@ -76,7 +88,7 @@ pub(crate) struct Drafter {
 
 impl Drafter {
     pub(crate) fn new(speculation: Speculation, target: &Runner) -> Result<Drafter> {
-        let Speculation { most, ngram, draft_model, oracle, fixed } = speculation;
+        let Speculation { most, ngram, draft_model, head, oracle, fixed } = speculation;
         let most = fixed.unwrap_or(most);
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         if ngram {
@@ -85,6 +97,10 @@ impl Drafter {
         if let Some(mut runner) = draft_model {
             runner.share_threads(target)?;
             sources.push(Box::new(DraftModel::new(runner)));
+        }
+        if let (Some(head), Some(most)) = (target.head(), head) {
+            let context = target.options().context;
+            sources.push(Box::new(HeadSource::new(head.spec(), context, most)));
         }
         if let Some(oracle) = oracle {
             sources.push(Box::new(oracle));
@@ -185,6 +201,18 @@ impl Drafter {
             missed_by_depth: &[],
             seconds,
         });
+    }
+
+    /// What the target thought of rows that are right.
+    pub(crate) fn observe_rows(&mut self, target: &mut Runner, passed: &mut [Passed<'_>]) {
+        self.sources.iter_mut().for_each(|source| source.observe_rows(target, passed));
+    }
+
+    /// A sequence is about to be kept for later requests.
+    pub(crate) fn catch_up(&mut self, target: &mut Runner, active: &mut Active) {
+        let Active { job, sequence, .. } = active;
+        let tokens = &job.tokens;
+        self.sources.iter_mut().for_each(|s| s.catch_up(target, job.id, tokens, sequence));
     }
 
     /// How many tokens of a draft were right.

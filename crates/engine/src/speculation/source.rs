@@ -17,6 +17,19 @@ pub(crate) trait Source: Send {
     /// Fills the drafts of several answers, none longer than asked for.
     fn draft(&mut self, target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()>;
 
+    /// Rows of a pass that are right, for who looks at what the target thought of them.
+    fn observe_rows(&mut self, _target: &mut Runner, _passed: &mut [Passed<'_>]) {}
+
+    /// A sequence is about to be kept for others: what belongs into it and is not in yet goes in now.
+    fn catch_up(
+        &mut self,
+        _target: &mut Runner,
+        _id: RequestId,
+        _tokens: &[u32],
+        _sequence: &mut Sequence,
+    ) {
+    }
+
     /// So many of the tokens that were verified were right.
     fn observe(&mut self, _id: RequestId, _verified: usize, _accepted: usize) {}
 
@@ -30,11 +43,22 @@ pub(crate) struct Wanted<'a> {
     /// The prompt and the answer so far.
     pub(crate) tokens: &'a [u32],
     /// The target's own memory of all of them but the last.
-    #[allow(dead_code, reason = "for heads")]
     pub(crate) sequence: &'a mut Sequence,
     /// Tokens at most.
     pub(crate) count: usize,
     pub(crate) draft: &'a mut Draft,
+}
+
+/// Rows that a sequence has advanced by.
+pub(crate) struct Passed<'a> {
+    pub(crate) id: RequestId,
+    /// The prompt and the answer so far; the sequence holds the first of them.
+    pub(crate) tokens: &'a [u32],
+    pub(crate) sequence: &'a mut Sequence,
+    /// What the target thought of the rows: so many floats each.
+    pub(crate) features: &'a [f32],
+    /// Whether they are rows of a prompt.
+    pub(crate) is_prompt: bool,
 }
 
 /// Tokens that may come next.

@@ -1,0 +1,67 @@
+//! Options of speculation: what drafts, and how much.
+
+use clap::builder::BoolishValueParser;
+use clap::{Args, ValueEnum};
+
+/// Heading of these options.
+const HEADING: &str = "Speculation";
+
+/// What `--dflash` means without a name.
+pub(crate) const OWN_DFLASH: &str = "auto";
+
+/// What may draft tokens that the model then verifies, several at once. Answers stay the same.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = HEADING)]
+pub(crate) struct SpeculationArgs {
+    /// Whether tokens may be drafted; what is repeated is, unless off, and never more than pays
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t = When::Auto,
+          env = "MILLSTREAM_SPECULATION")]
+    pub(crate) speculation: When,
+
+    /// A smaller model with the same tokenizer that drafts
+    #[arg(long, global = true, value_name = "MODEL", env = "MILLSTREAM_DRAFT_MODEL")]
+    pub(crate) draft_model: Option<String>,
+
+    /// Tokens of a draft at most; how many pay is measured
+    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_NUM_DRAFT_TOKENS",
+          value_parser = super::at_least_one)]
+    pub(crate) num_draft_tokens: Option<usize>,
+
+    /// Draft with the model's own head for the token after the next
+    #[arg(
+        long,
+        global = true,
+        env = "MILLSTREAM_MTP",
+        value_parser = BoolishValueParser::new(),
+        conflicts_with = "dflash"
+    )]
+    pub(crate) mtp: bool,
+
+    /// Draft blocks with a DFlash model; by default the one that was published for the model
+    #[arg(long, global = true, value_name = "MODEL", env = "MILLSTREAM_DFLASH", num_args = 0..=1,
+          default_missing_value = OWN_DFLASH)]
+    pub(crate) dflash: Option<String>,
+
+    /// Tokens of a DFlash block, if fewer than it was made for
+    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_DFLASH_BLOCK_SIZE",
+          value_parser = block_size, requires = "dflash")]
+    pub(crate) dflash_block_size: Option<usize>,
+}
+
+/// Whether tokens may be drafted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    /// Where it is faster.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// One token of a block is known.
+fn block_size(text: &str) -> Result<usize, String> {
+    match super::at_least_one(text)? {
+        1 => Err("a block of 1 has nothing to draft".to_owned()),
+        size => Ok(size),
+    }
+}

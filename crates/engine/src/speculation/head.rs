@@ -1,0 +1,148 @@
+//! A draft head as a source: an MTP layer or a DFlash block, which read what the target thought of each token.
+//!
+//! Features of tokens that were computed are handed over after every pass. Those of prompts are taken in at once, those of
+//! answers when a draft is wanted or enough of them have come together: a head that does not pay costs little.
+
+use std::collections::HashMap;
+
+use model::HeadSpec;
+use state::Sequence;
+
+use super::SourceKind;
+use super::controller::Offer;
+use super::source::{Passed, Source, Wanted, bucket};
+use crate::heads::{HeadDraft, HeadTokens};
+use crate::{RequestId, Result, Runner};
+
+/// Rows of an answer that are taken in together.
+const TOGETHER: usize = 32;
+
+/// The head of the target.
+pub(crate) struct HeadSource {
+    kind: SourceKind,
+    /// Features of one token.
+    width: usize,
+    reach: usize,
+    context: usize,
+    answers: HashMap<RequestId, Follower>,
+}
+
+/// How far the head has followed an answer.
+#[derive(Debug, Default)]
+struct Follower {
+    /// Features of the last tokens of the sequence, which the head has not taken in.
+    pending: Vec<f32>,
+    /// Features of the token before them; nothing if nobody knows.
+    before: Vec<f32>,
+}
+
+impl Follower {
+    /// Features of the last token of the sequence.
+    fn last(&self, width: usize) -> &[f32] {
+        match self.pending.len() {
+            0 => &self.before,
+            len => &self.pending[len - width..],
+        }
+    }
+}
+
+impl HeadSource {
+    /// The source of a target's head.
+    pub(crate) fn new(spec: &HeadSpec, context: usize, most: usize) -> HeadSource {
+        let kind = if spec.is_block() { SourceKind::Dflash } else { SourceKind::Mtp };
+        let reach = spec.reach().min(most);
+        let width = spec.features().width;
+        HeadSource { kind, width, reach, context, answers: HashMap::new() }
+    }
+
+    /// Lets the head take in what is pending of some answers: whose, all their tokens, their sequences.
+    fn read(&mut self, target: &mut Runner, of: &mut [(RequestId, &[u32], &mut Sequence)]) {
+        let width = self.width;
+        let mut all = Vec::new();
+        for (id, tokens, sequence) in of.iter_mut() {
+            let Some(follower) = self.answers.get(id) else { continue };
+            let count = follower.pending.len() / width;
+            if count > 0 {
+                let tokens = &tokens[sequence.len() - count..sequence.len()];
+                let (features, before) = (follower.pending.as_slice(), follower.before.as_slice());
+                all.push(HeadTokens { sequence, tokens, features, before });
+            }
+        }
+        if all.is_empty() {
+            return;
+        }
+        target.head_take_in(&mut all);
+        for (id, ..) in of {
+            if let Some(follower) = self.answers.get_mut(id) {
+                let last = follower.last(width).to_vec();
+                follower.before = last;
+                follower.pending.clear();
+            }
+        }
+    }
+}
+
+impl Source for HeadSource {
+    fn kind(&self) -> SourceKind {
+        self.kind
+    }
+
+    fn offer(&mut self, id: RequestId, tokens: &[u32], most: usize) -> Option<Offer> {
+        let behind = self.answers.get(&id)?.pending.len() / self.width;
+        // A block has a row for the token that is known, too.
+        let room = self.context.saturating_sub(tokens.len());
+        let most = most.min(self.reach).min(room);
+        (most > 0).then_some(Offer { source: self.kind, most, behind, bucket: None })
+    }
+
+    fn draft(&mut self, target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()> {
+        let mut of: Vec<(RequestId, &[u32], &mut Sequence)> =
+            wanted.iter_mut().map(|w| (w.id, w.tokens, &mut *w.sequence)).collect();
+        self.read(target, &mut of);
+        let mut drafts = Vec::with_capacity(wanted.len());
+        for wanted in wanted.iter_mut() {
+            let feature = self.answers.get(&wanted.id).map_or(&[][..], |f| f.last(self.width));
+            let token = wanted.tokens.last().copied().unwrap_or(0);
+            let (sequence, count) = (&mut *wanted.sequence, wanted.count);
+            drafts.push(HeadDraft { sequence, token, feature, count });
+        }
+        let found = target.head_draft(&mut drafts);
+        for (wanted, tokens) in wanted.iter_mut().zip(found) {
+            tokens.into_iter().for_each(|(token, probability)| {
+                wanted.draft.push(token, bucket(probability));
+            });
+        }
+        Ok(())
+    }
+
+    fn observe_rows(&mut self, target: &mut Runner, passed: &mut [Passed<'_>]) {
+        for passed in passed.iter() {
+            let follower = self.answers.entry(passed.id).or_default();
+            follower.pending.extend_from_slice(passed.features);
+        }
+        let full = |passed: &Passed<'_>, answers: &HashMap<RequestId, Follower>| {
+            let rows = answers.get(&passed.id).map_or(0, |f| f.pending.len() / self.width);
+            rows > 0 && (passed.is_prompt || rows >= TOGETHER)
+        };
+        let mut of: Vec<(RequestId, &[u32], &mut Sequence)> = passed
+            .iter_mut()
+            .filter(|passed| full(passed, &self.answers))
+            .map(|passed| (passed.id, passed.tokens, &mut *passed.sequence))
+            .collect();
+        self.read(target, &mut of);
+    }
+
+    fn catch_up(
+        &mut self,
+        target: &mut Runner,
+        id: RequestId,
+        tokens: &[u32],
+        sequence: &mut Sequence,
+    ) {
+        self.read(target, &mut [(id, tokens, sequence)]);
+    }
+
+    fn forget(&mut self, id: RequestId, _tokens: &[u32]) {
+        self.answers.remove(&id);
+    }
+}
