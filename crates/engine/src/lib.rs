@@ -18,6 +18,8 @@ mod request;
 mod runner;
 mod sampler;
 mod schedule;
+#[allow(dead_code, reason = "the engine's step does not speculate yet")]
+mod speculation;
 mod streaming;
 mod watch;
 
