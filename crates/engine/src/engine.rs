@@ -359,10 +359,8 @@ impl Engine {
         self.counters.prompt_tokens_computed += prefill_rows as u64;
         self.counters.prefill_seconds += prefill_seconds;
         self.counters.decode_seconds += seconds - prefill_seconds;
-        if let Some(drafter) = &mut self.drafter
-            && prefill_rows == 0
-        {
-            drafter.observe_pass(batch.rows.len(), batch.segments.len(), seconds);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.observe_pass(&self.runner, batch, seconds);
         }
 
         let failed = outcomes.iter().filter(|outcome| outcome.error.is_some());

@@ -34,6 +34,8 @@ pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
 pub use request::{Event, FinishReason, Request, RequestId, Usage};
 pub use runner::{Runner, SequenceFailure};
 pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};
-pub use speculation::{Oracle, Report as SpeculationReport, SourceKind, Speculation};
+pub use speculation::{
+    Oracle, PassFit, Report as SpeculationReport, SourceKind, SourceReport, Speculation,
+};
 pub use streaming::{probe, samples};
 pub use watch::{ExpertActivity, ExpertLoad, ExpertShape};

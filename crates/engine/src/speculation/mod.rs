@@ -4,26 +4,41 @@
 //! many positions one pass is worth. Sources are behind one trait; the [`Controller`] decides for every round which of them
 //! drafts how much, from what passes cost and how often each source is right, and stays at nothing where it does not pay.
 
+mod acceptance;
+mod bank;
+mod choice;
 mod controller;
+#[cfg(test)]
+mod controller_tests;
+mod draft_cost;
 mod draft_model;
 mod head;
 mod ngram;
 mod oracle;
+mod pass_cost;
+#[cfg(test)]
+mod replay_tests;
+mod report;
+#[cfg(test)]
+mod simulator;
 mod source;
 
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-pub use controller::Report;
-use controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
+pub(crate) use controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
 use draft_model::DraftModel;
 use head::HeadSource;
 use ngram::NGram;
 pub use oracle::Oracle;
+pub use report::{PassFit, Report, SourceReport};
 pub(crate) use source::Draft;
 pub(crate) use source::Passed;
 use source::{Source, Wanted};
+
+use experts::StreamedBank;
+use model::{Batch, SegmentKind};
 
 use crate::job::{Active, Job};
 use crate::runner::LOGIT_ROWS;
@@ -33,7 +48,7 @@ use crate::{RequestId, Result, Runner};
 const MOST: usize = 16;
 
 /// Where drafted tokens come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceKind {
     /// What followed the same tokens before.
@@ -46,6 +61,26 @@ pub enum SourceKind {
     Dflash,
     /// Tokens that are known to come, some of them spoiled: for benchmarks.
     Oracle,
+}
+
+impl SourceKind {
+    /// Every source, in the order of their numbers.
+    pub const ALL: [SourceKind; 5] = [
+        SourceKind::NGram,
+        SourceKind::DraftModel,
+        SourceKind::Mtp,
+        SourceKind::Dflash,
+        SourceKind::Oracle,
+    ];
+
+    fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Whether one draft costs the same however long it is: then draft much and verify what pays.
+    fn is_one_shot(self) -> bool {
+        matches!(self, SourceKind::NGram | SourceKind::Dflash | SourceKind::Oracle)
+    }
 }
 
 /// What an engine may speculate with. The default is prompt lookup.
@@ -192,13 +227,20 @@ impl Drafter {
         self.sources.iter_mut().filter_map(offer).collect()
     }
 
-    /// What a pass without rows of prompts took.
-    pub(crate) fn observe_pass(&mut self, rows: usize, sequences: usize, seconds: f64) {
+    /// What a pass without rows of prompts took. Others are not told, but what they read is forgotten.
+    pub(crate) fn observe_pass(&mut self, target: &Runner, batch: &Batch, seconds: f64) {
+        let missed = target.streamed().map(StreamedBank::take_missed).unwrap_or_default();
+        if batch.segments.iter().any(|segment| segment.kind == SegmentKind::Prefill) {
+            return;
+        }
+        // Experts are nearly of one size.
+        let (missed_bytes, not_found) = (missed.total_bytes(), missed.wanted - missed.found);
         self.controller.observe_pass(&Pass {
-            rows,
-            sequences,
-            missed_bytes: 0,
-            missed_by_depth: &[],
+            rows: batch.rows.len(),
+            sequences: batch.segments.len(),
+            missed_bytes,
+            wanted_bytes: (missed_bytes * missed.wanted).checked_div(not_found).unwrap_or(0),
+            missed_by_depth: &missed.bytes,
             seconds,
         });
     }

@@ -1,0 +1,161 @@
+//! How likely a drafted token is to be accepted, by source, position and confidence.
+//!
+//! Every cell is a Beta count that forgets with every observation and leans on its confidence
+//! bucket over all positions, which leans on a default. A position is only observed when all before
+//! it were accepted, so the estimates are conditional and multiply to the survival of a draft.
+//! When what happens differs from what was expected for a while, the past counts a quarter.
+
+use super::SourceKind;
+
+/// Positions told apart; later ones share the last.
+pub(super) const POSITIONS: usize = 16;
+/// Confidence buckets told apart; higher numbers share the last.
+pub(super) const BUCKETS: usize = 8;
+
+/// Forgetting of a cell, of a bucket over all positions, and of the drafted confidences. Slow: a quick
+/// change is seen by the surprise below, and a noisy estimate costs more than a late one.
+const DECAY: f64 = 0.99;
+const POOLED_DECAY: f64 = 0.995;
+/// Observations the pooled mean is worth to a cell, and the default to the pooled mean.
+const POOLED_STRENGTH: f64 = 8.0;
+const DEFAULT_STRENGTH: f64 = 4.0;
+/// A jump of acceptance that means another domain (specification, section 5).
+const JUMP: f64 = 0.2;
+/// Forgetting of the surprise that detects it: about the last 20 verified tokens.
+const SURPRISE: f64 = 0.9;
+
+#[derive(Clone, Copy, Default)]
+struct Beta {
+    accepted: f64,
+    rejected: f64,
+}
+
+impl Beta {
+    fn add(&mut self, accepted: bool, decay: f64) {
+        self.scale(decay);
+        if accepted {
+            self.accepted += 1.0;
+        } else {
+            self.rejected += 1.0;
+        }
+    }
+
+    fn scale(&mut self, by: f64) {
+        self.accepted *= by;
+        self.rejected *= by;
+    }
+
+    fn mean(&self, prior: f64, strength: f64) -> f64 {
+        (self.accepted + strength * prior) / (self.accepted + self.rejected + strength)
+    }
+}
+
+#[derive(Clone, Default)]
+struct Table {
+    /// `[position][bucket]`
+    cells: [[Beta; BUCKETS]; POSITIONS],
+    /// All positions together.
+    buckets: [Beta; BUCKETS],
+    /// How often a drafted token at each position had each confidence.
+    drafted: [[f64; BUCKETS]; POSITIONS],
+    /// Forgetting mean of outcome less expectation, and of the variance of the outcome.
+    surprise: f64,
+    variance: f64,
+    /// Tokens judged since the last change of domain.
+    judged: u32,
+    /// Drafts judged, for telling little evidence from much.
+    rounds: f64,
+}
+
+/// The estimates of every source.
+#[derive(Default)]
+pub(super) struct Acceptance {
+    tables: [Table; SourceKind::ALL.len()],
+}
+
+impl Acceptance {
+    /// The chance that the token at `position` (from 0) is accepted if all before it were;
+    /// without a bucket, for a token of the confidence this source usually has there.
+    pub(super) fn chance(&self, source: SourceKind, position: usize, bucket: Option<u8>) -> f64 {
+        let table = &self.tables[source.index()];
+        let position = position.min(POSITIONS - 1);
+        if let Some(bucket) = bucket {
+            return table.chance(source, position, usize::from(bucket).min(BUCKETS - 1));
+        }
+        let usual = table.drafted[..=position]
+            .iter()
+            .rev()
+            .find(|drafted| drafted.iter().sum::<f64>() > 0.5);
+        let Some(drafted) = usual else {
+            return 0.7 * falling(position);
+        };
+        let mean: f64 = (0..BUCKETS).map(|b| drafted[b] * table.chance(source, position, b)).sum();
+        mean / drafted.iter().sum::<f64>()
+    }
+
+    /// Takes note of the confidences of a whole draft, verified or not.
+    pub(super) fn drafted(&mut self, source: SourceKind, buckets: &[u8]) {
+        let table = &mut self.tables[source.index()];
+        for (drafted, &bucket) in table.drafted.iter_mut().zip(buckets) {
+            drafted.iter_mut().for_each(|count| *count *= DECAY);
+            drafted[usize::from(bucket).min(BUCKETS - 1)] += 1.0;
+        }
+    }
+
+    /// Takes note of a verified draft: `accepted` of its tokens, the next one rejected if there is one.
+    pub(super) fn judged(&mut self, source: SourceKind, buckets: &[u8], accepted: usize) {
+        let table = &mut self.tables[source.index()];
+        if !buckets.is_empty() {
+            table.rounds += 1.0;
+        }
+        for (index, &bucket) in buckets.iter().enumerate().take(accepted.saturating_add(1)) {
+            let position = index.min(POSITIONS - 1);
+            let bucket = usize::from(bucket).min(BUCKETS - 1);
+            let expected = table.chance(source, position, bucket);
+            let outcome = if index < accepted { 1.0 } else { 0.0 };
+            table.cells[position][bucket].add(index < accepted, DECAY);
+            table.buckets[bucket].add(index < accepted, POOLED_DECAY);
+            table.surprised(outcome - expected, expected * (1.0 - expected));
+        }
+    }
+
+    /// Drafts of this source judged so far (less after a change of domain).
+    pub(super) fn evidence(&self, source: SourceKind) -> f64 {
+        self.tables[source.index()].rounds
+    }
+}
+
+impl Table {
+    fn chance(&self, source: SourceKind, position: usize, bucket: usize) -> f64 {
+        let pooled = self.buckets[bucket].mean(default_chance(source, bucket), DEFAULT_STRENGTH);
+        self.cells[position][bucket].mean(pooled * falling(position), POOLED_STRENGTH)
+    }
+
+    fn surprised(&mut self, by: f64, variance: f64) {
+        self.surprise = SURPRISE * self.surprise + (1.0 - SURPRISE) * by;
+        self.variance = SURPRISE * self.variance + (1.0 - SURPRISE) * variance;
+        self.judged += 1;
+        // Chance alone moves the mean of ~19 outcomes: a jump has to stand out of that as well.
+        let noise = (self.variance * (1.0 - SURPRISE) / (1.0 + SURPRISE)).sqrt();
+        if self.judged >= 5 && self.surprise.abs() > JUMP.max(2.5 * noise) {
+            self.cells.as_flattened_mut().iter_mut().for_each(|cell| cell.scale(0.25));
+            self.buckets.iter_mut().for_each(|cell| cell.scale(0.25));
+            (self.surprise, self.judged) = (0.0, 0);
+            self.rounds *= 0.25;
+        }
+    }
+}
+
+/// Later tokens are a little harder, all else equal.
+fn falling(position: usize) -> f64 {
+    0.99_f64.powi(i32::try_from(position).unwrap_or(i32::MAX))
+}
+
+/// What to believe before anything was verified.
+fn default_chance(source: SourceKind, bucket: usize) -> f64 {
+    let confidence = bucket as f64 / (BUCKETS - 1) as f64;
+    match source {
+        SourceKind::NGram => 0.4 + 0.5 * confidence,
+        _ => 0.5 + 0.4 * confidence,
+    }
+}
