@@ -447,3 +447,7 @@ impl Step for CpuStep<'_> {
         self.view(x).read()
     }
 }
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod tests;
