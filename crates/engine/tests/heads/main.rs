@@ -4,6 +4,7 @@
 //! tokens and what the target thought of them, whichever way the tokens came in.
 
 mod company;
+mod features;
 mod parsing;
 mod planned;
 mod reference;

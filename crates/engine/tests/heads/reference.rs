@@ -26,7 +26,7 @@ fn times(weights: &Weights, name: &str, x: &[f64]) -> Row {
     rows.map(|row| row.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum()).collect()
 }
 
-fn rms_norm(x: &[f64], weight: &[f64]) -> Row {
+pub(crate) fn rms_norm(x: &[f64], weight: &[f64]) -> Row {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     x.iter().zip(weight).map(|(x, w)| x / (mean + EPS).sqrt() * w).collect()
 }
@@ -115,7 +115,7 @@ fn feed_forward(weights: &Weights, path: &str, x: &[f64]) -> Row {
     plus(&y, &shared.iter().map(|out| out * gate).collect::<Row>())
 }
 
-fn logits(head: &[Row], hidden: &[f64]) -> Row {
+pub(crate) fn logits(head: &[Row], hidden: &[f64]) -> Row {
     head.iter().map(|row| row.iter().zip(hidden).map(|(w, x)| w * x).sum()).collect()
 }
 

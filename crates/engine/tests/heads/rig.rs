@@ -44,7 +44,7 @@ impl Track {
     }
 }
 
-fn folder(model: &str) -> PathBuf {
+pub(crate) fn folder(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(model)
 }
 
@@ -228,6 +228,13 @@ impl Rig {
     /// The output head, row by row.
     pub(crate) fn head(&self) -> Vec<Vec<f64>> {
         self.rows("lm_head.weight")
+    }
+
+    /// The target's last norm, which its file stores minus one.
+    pub(crate) fn last_norm(&self) -> Vec<f64> {
+        let norm = self.target.tensor("model.norm.weight").expect("a norm");
+        let values = self.target.read_f32(norm).expect("a norm");
+        values.iter().map(|&x| 1.0 + f64::from(x)).collect()
     }
 
     fn rows(&self, name: &str) -> Vec<Vec<f64>> {
