@@ -90,21 +90,28 @@ fn what_a_draft_wrote_is_forgotten() {
 
 #[test]
 fn rejected_tokens_leave_nothing_in_a_head() {
+    for (name, mut rig) in rigs() {
+        let prompt = tokens(6, 62);
+        let mut track = fresh(&mut rig, &prompt);
+        // Of each draft some stay, across a page's end.
+        for kept in [3, 1, 6] {
+            let draft = rig.draft(&mut track, 33, 7);
+            let rows: Vec<u32> =
+                std::iter::once(33).chain(draft.into_iter().map(|(token, _)| token)).collect();
+            let features = rig.verify(&mut track, &rows, kept);
+            rig.take_in(&mut track, &rows[..kept], features);
+            let mut scratch = fresh(&mut rig, &track.tokens);
+            same(name, &rig.draft(&mut scratch, 8, 6), &rig.draft(&mut track, 8, 6));
+        }
+    }
+}
+
+#[test]
+fn a_cut_sequence_drafts_as_if_it_had_never_been_longer() {
     let shape = DflashShape::default();
     let mut rig = Rig::dflash("qwen3-f32", &shape, &dflash_weights(&shape));
-    let prompt = tokens(6, 62);
+    let prompt = tokens(6, 90);
     let mut track = fresh(&mut rig, &prompt);
-    let drafted: Vec<u32> = rig.draft(&mut track, 33, 7).into_iter().map(|(t, _)| t).collect();
-    // All are checked, the first two stay.
-    let rows: Vec<u32> = std::iter::once(33).chain(drafted).collect();
-    let features = rig.forward(&mut track, &rows, SegmentKind::Verify);
-    assert_eq!(track.sequence.head_len(), 62);
-    track.sequence.truncate(62 + 3).expect("it can be cut");
-    let kept = features[..3 * track.width].to_vec();
-    rig.take_in(&mut track, &rows[..3], kept);
-    let mut scratch = fresh(&mut rig, &[prompt.as_slice(), &rows[..3]].concat());
-    same("rejected", &rig.draft(&mut scratch, 8, 6), &rig.draft(&mut track, 8, 6));
-    // And tokens that the head had taken in.
     track.sequence.truncate(40).expect("it can be cut");
     assert_eq!(track.sequence.head_len(), 40);
     track.tokens.truncate(40);
@@ -159,7 +166,7 @@ fn tokens_that_were_never_taken_in_cost_guesses_only() {
         let all = tokens(12, 150);
         let mut track = rig.track();
         rig.feed(&mut track, &all[..20], &[]);
-        let features = rig.forward(&mut track, &all[20..100], SegmentKind::Prefill);
+        let features = rig.forward(&mut track, &all[20..100]);
         assert_eq!(rig.draft(&mut track, 8, 6), Vec::new(), "{name}");
         drop(features);
         track.is_last_known = false;
@@ -187,7 +194,7 @@ fn drafts_end_where_the_context_does() {
 fn a_head_does_not_change_what_its_target_says() {
     let prompt = tokens(14, 90);
     let mut batch = Batch::default();
-    batch.push(0, 0, &prompt, SegmentKind::Verify, Logits::Last);
+    batch.push(0, 0, &prompt, SegmentKind::Prefill, Logits::Last);
     for (name, mut rig) in rigs() {
         let logits = |runner: &mut engine::Runner| {
             let mut sequence = runner.sequence().expect("a sequence");

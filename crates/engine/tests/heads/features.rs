@@ -54,7 +54,7 @@ fn the_output_head_makes_the_targets_logits_of_them() {
             [rig.runner.sequence().expect("one"), rig.runner.sequence().expect("two")];
         let mut batch = Batch::default();
         batch.push(1, 0, &first, SegmentKind::Prefill, Logits::None);
-        batch.push(0, 0, &second, SegmentKind::Verify, Logits::All);
+        batch.push(0, 0, &second, SegmentKind::Prefill, Logits::All);
         let mut borrowed: Vec<_> = sequences.iter_mut().collect();
         rig.runner.forward(&batch, &mut borrowed, |_, _| {}).expect("forward");
         let features = rig.runner.take_features();

@@ -5,7 +5,9 @@
 
 mod company;
 mod features;
+mod golden;
 mod parsing;
+mod pebble;
 mod planned;
 mod reference;
 mod rig;

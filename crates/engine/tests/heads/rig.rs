@@ -112,7 +112,7 @@ impl Rig {
         Rig::new(target, head, options)
     }
 
-    fn new(target: Checkpoint, head: HeadOptions, options: &Options) -> Rig {
+    pub(crate) fn new(target: Checkpoint, head: HeadOptions, options: &Options) -> Rig {
         let options = Options { head: Some(head), ..options.clone() };
         let runner = Runner::load(&target, &options, &|_, _| {}).expect("a model");
         Rig { runner, target }
@@ -136,27 +136,34 @@ impl Rig {
         let mut rest = tokens;
         let mut sizes = sizes.iter().copied();
         while !rest.is_empty() {
-            let count = sizes.next().unwrap_or(rest.len()).min(rest.len());
+            let most = self.runner.options().chunk.min(rest.len());
+            let count = sizes.next().unwrap_or(most).min(most);
             let part;
             (part, rest) = rest.split_at(count);
-            let features = self.forward(track, part, SegmentKind::Prefill);
+            let features = self.forward(track, part);
             self.take_in(track, part, features);
         }
     }
 
     /// Runs the target over tokens; returns the features.
-    pub(crate) fn forward(
-        &mut self,
-        track: &mut Track,
-        tokens: &[u32],
-        kind: SegmentKind,
-    ) -> Vec<f32> {
+    pub(crate) fn forward(&mut self, track: &mut Track, tokens: &[u32]) -> Vec<f32> {
         let mut batch = Batch::default();
-        batch.push(0, track.sequence.len(), tokens, kind, Logits::None);
+        batch.push(0, track.sequence.len(), tokens, SegmentKind::Prefill, Logits::None);
         let failures =
             self.runner.forward(&batch, &mut [&mut track.sequence], |_, _| {}).expect("forward");
         assert!(failures.is_empty());
         self.runner.take_features().remove(0)
+    }
+
+    /// Runs the target over drafted tokens, of which the first `kept` stay; returns their features.
+    pub(crate) fn verify(&mut self, track: &mut Track, tokens: &[u32], kept: usize) -> Vec<f32> {
+        let mut batch = Batch::default();
+        batch.push(0, track.sequence.len(), tokens, SegmentKind::Verify, Logits::All);
+        let sequences = &mut [&mut track.sequence];
+        let failures = self.runner.forward(&batch, sequences, |_, _| {}).expect("forward");
+        assert!(failures.is_empty());
+        self.runner.settle(&batch, &[kept], sequences);
+        self.runner.take_features().remove(0)[..kept * track.width].to_vec()
     }
 
     /// Tells the head of tokens that stayed.
@@ -244,6 +251,6 @@ impl Rig {
     }
 }
 
-fn argmax(values: &[f32]) -> u32 {
+pub(crate) fn argmax(values: &[f32]) -> u32 {
     (0..values.len()).rev().max_by(|&a, &b| values[a].total_cmp(&values[b])).expect("logits") as u32
 }
