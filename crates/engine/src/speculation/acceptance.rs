@@ -5,6 +5,8 @@
 //! it were accepted, so the estimates are conditional and multiply to the survival of a draft.
 //! When what happens differs from what was expected for a while, the past counts a quarter.
 
+use std::collections::VecDeque;
+
 use super::SourceKind;
 
 /// Positions told apart; later ones share the last.
@@ -19,6 +21,8 @@ const POOLED_DECAY: f64 = 0.995;
 /// Observations the pooled mean is worth to a cell, and the default to the pooled mean.
 const POOLED_STRENGTH: f64 = 8.0;
 const DEFAULT_STRENGTH: f64 = 4.0;
+/// Drafts remembered, to know what confidences to expect of the next.
+const LAST: usize = 16;
 /// A jump of acceptance that means another domain (specification, section 5).
 const JUMP: f64 = 0.2;
 /// Forgetting of the surprise that detects it: about the last 20 verified tokens.
@@ -58,6 +62,8 @@ struct Table {
     buckets: [Beta; BUCKETS],
     /// How often a drafted token at each position had each confidence.
     drafted: [[f64; BUCKETS]; POSITIONS],
+    /// The confidences of the last drafts, oldest first.
+    last: VecDeque<Vec<u8>>,
     /// Forgetting mean of outcome less expectation, and of the variance of the outcome.
     surprise: f64,
     variance: f64,
@@ -96,6 +102,10 @@ impl Acceptance {
     /// Takes note of the confidences of a whole draft, verified or not.
     pub(super) fn drafted(&mut self, source: SourceKind, buckets: &[u8]) {
         let table = &mut self.tables[source.index()];
+        if table.last.len() == LAST {
+            table.last.pop_front();
+        }
+        table.last.push_back(buckets[..buckets.len().min(POSITIONS)].to_vec());
         for (drafted, &bucket) in table.drafted.iter_mut().zip(buckets) {
             drafted.iter_mut().for_each(|count| *count *= DECAY);
             drafted[usize::from(bucket).min(BUCKETS - 1)] += 1.0;
@@ -117,6 +127,11 @@ impl Acceptance {
             table.buckets[bucket].add(index < accepted, POOLED_DECAY);
             table.surprised(outcome - expected, expected * (1.0 - expected));
         }
+    }
+
+    /// The confidences of this source's last drafts.
+    pub(super) fn last_drafts(&self, source: SourceKind) -> &VecDeque<Vec<u8>> {
+        &self.tables[source.index()].last
     }
 
     /// Drafts of this source judged so far (less after a change of domain).

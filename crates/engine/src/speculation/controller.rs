@@ -7,7 +7,7 @@
 
 use super::acceptance::{Acceptance, POSITIONS};
 use super::bank::{Bank, Settled};
-use super::choice::{self, Candidate, Choice, Costs};
+use super::choice::{self, Candidate, Choice, Costs, Value};
 use super::draft_cost::DraftCosts;
 use super::pass_cost::PassCost;
 use super::report::{PassFit, Report, SourceReport};
@@ -28,7 +28,7 @@ const REFRESH: u32 = 64;
 const TRYING_SHARE: f64 = 0.004;
 const SOONEST: u32 = 4;
 /// What trying other lengths may cost against the best known: a share of all rounds, and rounds at first.
-const CURIOUS_SHARE: f64 = 0.01;
+const CURIOUS_SHARE: f64 = 0.008;
 const CURIOUS_CREDIT: f64 = 4.0;
 const LONGEST_REFRESH: u32 = 256;
 /// Drafts judged before a source counts as known; until then it is tried this often.
@@ -143,8 +143,11 @@ struct Round {
     trial: bool,
     /// The source tried for a refresh.
     refreshes: Option<SourceKind>,
-    /// Tokens a second expected when it was planned.
+    /// Tokens a second expected when it was planned, and the seconds.
     rate: f64,
+    seconds: f64,
+    /// Taken to measure another length.
+    curious: bool,
     draft_seconds: f64,
     pass_seconds: Option<f64>,
     rows: usize,
@@ -216,6 +219,11 @@ impl Controller {
         let most_rows = candidates.iter().map(|c| 1 + longest(c)).sum();
         let costs = self.costs(offers.len(), most_rows, &candidates);
         let mut choice = self.best(&candidates, &costs);
+        if let Some(informed) = self.informed(offers, &candidates, &costs, choice.value.rows)
+            && informed.value.rate() > choice.value.rate()
+        {
+            choice = informed;
+        }
         let gain = choice.value.rate() / costs.plain_rate();
         self.speculating = gain >= if self.speculating { GAIN.1 } else { GAIN.0 };
         let known = 4.0 * self.pass_cost.evidence(offers.len());
@@ -230,6 +238,7 @@ impl Controller {
             return nothing;
         }
         self.round.rate = choice.value.rate().max(costs.plain_rate());
+        self.round.seconds = choice.value.seconds;
         if self.speculating {
             self.longer(&candidates, &costs, &mut choice);
         }
@@ -306,6 +315,7 @@ impl Controller {
         if buckets.is_empty() {
             return;
         }
+        let unexpected = self.acceptance.chance(source, 0, Some(buckets[0])) < 0.5;
         self.acceptance.judged(source, buckets, accepted);
         let counts = &mut self.counts[source.index()];
         counts.rounds += 1;
@@ -320,7 +330,7 @@ impl Controller {
         idle.rounds = 0;
         idle.until = match self.round.refreshes == Some(source) {
             // Better than thought: look again at once, the estimate follows in a few rounds.
-            true if accepted > 0 => 2,
+            true if accepted > 0 && unexpected => 2,
             true if known => (2 * idle.until).clamp(REFRESH, LONGEST_REFRESH),
             _ if known => REFRESH,
             _ => REFRESH_UNKNOWN,

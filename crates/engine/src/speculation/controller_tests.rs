@@ -163,9 +163,9 @@ fn streaming_pays_when_drafted_rows_miss_little() {
 
 #[test]
 fn many_misses_limit_the_length_unless_more_is_clearly_better() {
-    for (kind, limit) in [(Mtp, 1.5), (NGram, 4.5)] {
-        // Half of the experts are missed; further rows cost as much as the first.
-        let mut world = streamed(kind, 0.95, 0.5, 0.7);
+    for (kind, chance, limit) in [(Mtp, 0.8, 1.5), (NGram, 0.95, 4.5)] {
+        // Half of the experts are missed, and further rows miss nearly as many.
+        let mut world = streamed(kind, chance, 0.5, 0.7);
         let mut controller = world.controller();
         world.run(&mut controller, 200);
         let late = world.run(&mut controller, 400);

@@ -19,6 +19,8 @@ const YOUNG: usize = 5;
 const CLIP: (f64, f64) = (0.5, 1.6);
 /// Seconds another row is assumed to add before it was measured, relative to the first row.
 const ASSUMED_ROW: f64 = 0.5;
+/// Passes over which missed bytes are averaged: they scatter more than anything else.
+const MISSED_MEMORY: f64 = 50.0;
 const MOST_ROWS: usize = 4096;
 /// A pass of an hour says nothing about passes.
 const MOST_SECONDS: f64 = 3600.0;
@@ -41,8 +43,8 @@ pub(super) struct PassCost {
     /// Within row counts: covariance of bytes and seconds, variance of bytes.
     covariance: f64,
     variance: f64,
-    /// Bytes first missed by a row at each depth, and whether that was ever seen.
-    missed: [Option<f64>; POSITIONS + 1],
+    /// Bytes first missed by a row at each depth, and how often that was seen.
+    missed: [(f64, f64); POSITIONS + 1],
     /// Share of the wanted expert bytes that plain passes missed.
     missed_share: f64,
     passes: u64,
@@ -103,7 +105,8 @@ impl PassCost {
         for ((missed, &bytes), &rows) in self.missed.iter_mut().zip(bytes).zip(rows) {
             if rows > 0 {
                 let each = bytes as f64 / rows as f64;
-                *missed = Some(missed.map_or(each, |old| old + 0.1 * (each - old)));
+                missed.1 += 1.0;
+                missed.0 += (each - missed.0) / missed.1.min(MISSED_MEMORY);
             }
         }
     }
@@ -121,10 +124,11 @@ impl PassCost {
         self.missed_share
     }
 
-    /// Bytes a row at `depth` is expected to miss; depth 0 is the row that is no draft.
+    /// Bytes a row at `depth` is expected to miss; depth 0 is the row that is no draft. Where
+    /// none was seen, as many as the deepest before it.
     pub(super) fn missed_at(&self, depth: usize) -> f64 {
-        let plain = self.missed[0].unwrap_or(0.0);
-        self.missed[depth.min(POSITIONS)].unwrap_or(plain)
+        let seen = self.missed[..=depth.min(POSITIONS)].iter().rev().find(|missed| missed.1 > 0.0);
+        seen.map_or(0.0, |missed| missed.0)
     }
 
     /// Seconds a missed byte costs, from how passes of the same row count differ.
