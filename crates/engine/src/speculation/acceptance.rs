@@ -54,10 +54,11 @@ impl Beta {
     }
 }
 
-#[derive(Clone, Default)]
 struct Table {
     /// `[position][bucket]`
     cells: [[Beta; BUCKETS]; POSITIONS],
+    /// What the counts come to, kept up to date: it is asked for hundreds of times a round.
+    chances: [[f64; BUCKETS]; POSITIONS],
     /// All positions together.
     buckets: [Beta; BUCKETS],
     /// How often a drafted token at each position had each confidence.
@@ -74,9 +75,14 @@ struct Table {
 }
 
 /// The estimates of every source.
-#[derive(Default)]
 pub(super) struct Acceptance {
     tables: [Table; SourceKind::ALL.len()],
+}
+
+impl Default for Acceptance {
+    fn default() -> Self {
+        Acceptance { tables: SourceKind::ALL.map(Table::new) }
+    }
 }
 
 impl Acceptance {
@@ -86,16 +92,16 @@ impl Acceptance {
         let table = &self.tables[source.index()];
         let position = position.min(POSITIONS - 1);
         if let Some(bucket) = bucket {
-            return table.chance(source, position, usize::from(bucket).min(BUCKETS - 1));
+            return table.chances[position][usize::from(bucket).min(BUCKETS - 1)];
         }
         let usual = table.drafted[..=position]
             .iter()
             .rev()
             .find(|drafted| drafted.iter().sum::<f64>() > 0.5);
         let Some(drafted) = usual else {
-            return 0.7 * falling(position);
+            return 0.7 * FALLING[position];
         };
-        let mean: f64 = (0..BUCKETS).map(|b| drafted[b] * table.chance(source, position, b)).sum();
+        let mean: f64 = drafted.iter().zip(&table.chances[position]).map(|(d, c)| d * c).sum();
         mean / drafted.iter().sum::<f64>()
     }
 
@@ -121,11 +127,12 @@ impl Acceptance {
         for (index, &bucket) in buckets.iter().enumerate().take(accepted.saturating_add(1)) {
             let position = index.min(POSITIONS - 1);
             let bucket = usize::from(bucket).min(BUCKETS - 1);
-            let expected = table.chance(source, position, bucket);
+            let expected = table.chances[position][bucket];
             let outcome = if index < accepted { 1.0 } else { 0.0 };
             table.cells[position][bucket].add(index < accepted, DECAY);
             table.buckets[bucket].add(index < accepted, POOLED_DECAY);
-            table.surprised(outcome - expected, expected * (1.0 - expected));
+            table.update(source, bucket);
+            table.surprised(source, outcome - expected, expected * (1.0 - expected));
         }
     }
 
@@ -141,12 +148,32 @@ impl Acceptance {
 }
 
 impl Table {
-    fn chance(&self, source: SourceKind, position: usize, bucket: usize) -> f64 {
-        let pooled = self.buckets[bucket].mean(default_chance(source, bucket), DEFAULT_STRENGTH);
-        self.cells[position][bucket].mean(pooled * falling(position), POOLED_STRENGTH)
+    fn new(source: SourceKind) -> Table {
+        let mut table = Table {
+            cells: Default::default(),
+            chances: Default::default(),
+            buckets: Default::default(),
+            drafted: Default::default(),
+            last: VecDeque::new(),
+            surprise: 0.0,
+            variance: 0.0,
+            judged: 0,
+            rounds: 0.0,
+        };
+        (0..BUCKETS).for_each(|bucket| table.update(source, bucket));
+        table
     }
 
-    fn surprised(&mut self, by: f64, variance: f64) {
+    fn update(&mut self, source: SourceKind, bucket: usize) {
+        let pooled = self.buckets[bucket].mean(default_chance(source, bucket), DEFAULT_STRENGTH);
+        for position in 0..POSITIONS {
+            let prior = pooled * FALLING[position];
+            self.chances[position][bucket] =
+                self.cells[position][bucket].mean(prior, POOLED_STRENGTH);
+        }
+    }
+
+    fn surprised(&mut self, source: SourceKind, by: f64, variance: f64) {
         self.surprise = SURPRISE * self.surprise + (1.0 - SURPRISE) * by;
         self.variance = SURPRISE * self.variance + (1.0 - SURPRISE) * variance;
         self.judged += 1;
@@ -157,14 +184,21 @@ impl Table {
             self.buckets.iter_mut().for_each(|cell| cell.scale(0.25));
             (self.surprise, self.judged) = (0.0, 0);
             self.rounds *= 0.25;
+            (0..BUCKETS).for_each(|bucket| self.update(source, bucket));
         }
     }
 }
 
 /// Later tokens are a little harder, all else equal.
-fn falling(position: usize) -> f64 {
-    0.99_f64.powi(i32::try_from(position).unwrap_or(i32::MAX))
-}
+const FALLING: [f64; POSITIONS] = {
+    let mut falling = [1.0; POSITIONS];
+    let mut position = 1;
+    while position < POSITIONS {
+        falling[position] = 0.99 * falling[position - 1];
+        position += 1;
+    }
+    falling
+};
 
 /// What to believe before anything was verified.
 fn default_chance(source: SourceKind, bucket: usize) -> f64 {

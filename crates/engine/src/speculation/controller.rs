@@ -33,7 +33,7 @@ const CURIOUS_CREDIT: f64 = 4.0;
 const LONGEST_REFRESH: u32 = 256;
 /// Drafts judged before a source counts as known; until then it is tried this often.
 const KNOWN: f64 = 8.0;
-const REFRESH_UNKNOWN: u32 = 8;
+const REFRESH_UNKNOWN: u32 = 12;
 /// A streamed model that misses more of its experts than this in plain passes …
 const MISSED_SHARE: f64 = 0.3;
 /// … verifies this many tokens of an n-gram and of other drafts at most,
@@ -148,6 +148,7 @@ struct Round {
     seconds: f64,
     /// Taken to measure another length.
     curious: bool,
+    costs: Option<Costs>,
     draft_seconds: f64,
     pass_seconds: Option<f64>,
     rows: usize,
@@ -226,7 +227,7 @@ impl Controller {
         }
         let gain = choice.value.rate() / costs.plain_rate();
         self.speculating = gain >= if self.speculating { GAIN.1 } else { GAIN.0 };
-        let known = 4.0 * self.pass_cost.evidence(offers.len());
+        let known = 4.0 * self.pass_cost.plain_evidence(offers.len());
         let measure_plain = (f64::from(REFRESH) * (gain * gain).min(8.0)).min(known.max(8.0));
         if !self.speculating && gain > 1.0 && self.since_speculative >= SOONEST {
             // Too little to be sure: worth a look now and then.
@@ -243,7 +244,9 @@ impl Controller {
             self.longer(&candidates, &costs, &mut choice);
         }
         self.refresh(&candidates, &costs, &mut choice);
-        self.draw(offers, &candidates, &costs, &choice)
+        let picks = self.draw(offers, &candidates, &costs, &choice);
+        self.round.costs = Some(costs);
+        picks
     }
 
     /// After drafting: how many tokens of each draft to verify.
@@ -261,7 +264,10 @@ impl Controller {
         }
         let chosen: Vec<Option<&Candidate>> = candidates.iter().map(Option::as_ref).collect();
         let rows = chosen.iter().map(|c| 1 + c.map_or(0, |c| c.survival.len())).sum();
-        let costs = self.costs(drafts.len(), rows, &[]);
+        let planned = self.round.costs.take();
+        let planned = planned.filter(|c| c.sequences == drafts.len() && c.curve.len() > rows);
+        let mut costs = planned.unwrap_or_else(|| self.costs(drafts.len(), rows, &[]));
+        costs.drafts = None;
         // Drafting is paid: what counts is whether a row brings more tokens than its time does elsewhere.
         let rate = self.round.rate.max(costs.plain_rate());
         let mut counts = choice::scan(&chosen, &costs, |v| v.tokens - rate * v.seconds);
@@ -293,7 +299,7 @@ impl Controller {
             self.settle();
         }
         let Pass { rows, sequences, seconds, .. } = *pass;
-        self.pass_cost.observe(rows, pass.missed_bytes, seconds);
+        self.pass_cost.observe(rows, sequences, pass.missed_bytes, seconds);
         if rows == sequences {
             self.pass_cost.observe_share(pass.missed_bytes, pass.wanted_bytes);
             self.since_plain = 0;

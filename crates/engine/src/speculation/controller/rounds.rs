@@ -46,7 +46,8 @@ impl Controller {
     ) -> Costs {
         let mut curve = self.pass_cost.curve(most_rows.max(sequences).max(1));
         // More rows are never cheaper than a plain pass: where it looks so, one of them is measured badly.
-        let plain = curve[sequences.max(1)];
+        let plain = self.pass_cost.plain_net(sequences);
+        curve[sequences.max(1)] = plain;
         curve[sequences.max(1)..].iter_mut().for_each(|seconds| *seconds = seconds.max(plain));
         let mut costs = Costs {
             sequences,
@@ -59,7 +60,7 @@ impl Controller {
         for candidate in candidates.iter().flatten() {
             let drafts = costs.drafts.get_or_insert_default();
             let terms = &mut drafts[candidate.source.index()];
-            *terms = terms.or_else(|| Some(self.draft_costs.solve(candidate.source, plain)));
+            *terms = terms.or_else(|| Some(self.draft_costs.terms(candidate.source, plain)));
         }
         costs
     }
