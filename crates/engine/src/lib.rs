@@ -18,7 +18,7 @@ mod request;
 mod runner;
 mod sampler;
 mod schedule;
-#[allow(dead_code, reason = "the engine's step does not speculate yet")]
+#[allow(dead_code, unused_imports, reason = "the engine's step does not speculate yet")]
 mod speculation;
 mod streaming;
 mod watch;
@@ -33,5 +33,6 @@ pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
 pub use request::{Event, FinishReason, Request, RequestId, Usage};
 pub use runner::{Runner, SequenceFailure};
 pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};
+pub use speculation::{PassFit, Report as SpeculationReport, SourceKind, SourceReport};
 pub use streaming::{probe, samples};
 pub use watch::{ExpertActivity, ExpertLoad, ExpertShape};

@@ -208,3 +208,48 @@ fn default_chance(source: SourceKind, bucket: usize) -> f64 {
         _ => 0.5 + 0.4 * confidence,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Acceptance, SourceKind};
+
+    #[test]
+    fn what_is_verified_replaces_what_was_assumed() {
+        let mut acceptance = Acceptance::default();
+        let chance = |a: &Acceptance, position| a.chance(SourceKind::Mtp, position, Some(5));
+        // The first token always, the second never.
+        (0..100).for_each(|_| acceptance.judged(SourceKind::Mtp, &[5, 5, 5], 1));
+        assert!(chance(&acceptance, 0) > 0.9 && chance(&acceptance, 1) < 0.1);
+        // Another source and another confidence know nothing of it.
+        assert!(acceptance.chance(SourceKind::Dflash, 1, Some(5)) > 0.6);
+        assert!(acceptance.chance(SourceKind::Mtp, 1, Some(2)) > 0.5);
+    }
+
+    #[test]
+    fn without_a_confidence_it_is_that_of_the_usual_draft() {
+        let mut acceptance = Acceptance::default();
+        for _ in 0..100 {
+            acceptance.judged(SourceKind::Dflash, &[7], 1);
+            acceptance.judged(SourceKind::Dflash, &[0], 0);
+            acceptance.drafted(SourceKind::Dflash, &[7]);
+            acceptance.drafted(SourceKind::Dflash, &[0]);
+        }
+        let usual = acceptance.chance(SourceKind::Dflash, 0, None);
+        assert!((usual - 0.5).abs() < 0.05, "{usual}");
+    }
+
+    #[test]
+    fn a_jump_makes_the_past_count_less() {
+        let mut acceptance = Acceptance::default();
+        let rounds_until = |acceptance: &mut Acceptance, accepted: usize, low: f64, high: f64| {
+            (0..).find(|_| {
+                acceptance.judged(SourceKind::NGram, &[4], accepted);
+                (low..high).contains(&acceptance.chance(SourceKind::NGram, 0, Some(4)))
+            })
+        };
+        (0..500).for_each(|_| acceptance.judged(SourceKind::NGram, &[4], 1));
+        // A hundred effective observations alone would take about seventy rounds.
+        assert!(rounds_until(&mut acceptance, 0, 0.0, 0.5) < Some(20));
+        assert!(rounds_until(&mut acceptance, 1, 0.5, 1.0) < Some(20));
+    }
+}

@@ -5,13 +5,13 @@
 //! The invariant: over any stretch, decoding is slower than plain decoding by no more than
 //! the guard's allowance, whatever the estimates say.
 
+use super::SourceKind;
 use super::acceptance::{Acceptance, POSITIONS};
 use super::bank::{Bank, Settled};
 use super::choice::{self, Candidate, Choice, Costs, Value};
 use super::draft_cost::DraftCosts;
 use super::pass_cost::PassCost;
 use super::report::{PassFit, Report, SourceReport};
-use super::SourceKind;
 
 mod rounds;
 

@@ -6,9 +6,7 @@
 use proptest::prelude::*;
 
 use super::SourceKind::{self, Dflash, DraftModel, Mtp, NGram, Oracle};
-use super::controller::{
-    Controller, DraftCost, Drafted, Offer, Pass, Settings, Verdict,
-};
+use super::controller::{Controller, DraftCost, Drafted, Offer, Pass, Settings, Verdict};
 use super::simulator::{Misses, Source, Sum, TINY, TWELVE_LAYERS, World, linear, through, union};
 
 const SEEDS: u64 = 6;
@@ -27,7 +25,9 @@ fn converges(name: &str, world: impl Fn() -> World) {
     }
     let mean = reached.iter().sum::<f64>() / reached.len() as f64;
     let least = reached.iter().copied().fold(f64::MAX, f64::min);
-    println!("{name}: {best} tokens gain {best_gain:.3}, reached {mean:.3} of it, least {least:.3}");
+    println!(
+        "{name}: {best} tokens gain {best_gain:.3}, reached {mean:.3} of it, least {least:.3}"
+    );
     assert!(mean > 0.97, "{name}: {best} tokens gain {best_gain:.3}; reached {reached:.3?} of it");
     assert!(least > 0.9, "{name}: {best} tokens gain {best_gain:.3}; reached {reached:.3?} of it");
 }
@@ -55,31 +55,6 @@ fn slower_by(name: &str, world: impl Fn() -> World, share: f64) -> f64 {
     let mean = gains.iter().sum::<f64>() / gains.len() as f64;
     println!("{name}: gain {mean:.4} {gains:.4?}");
     mean
-}
-
-#[test]
-fn probe_short() {
-    for kind in [NGram, Mtp, Dflash, Oracle] {
-        for chance in [0.0, 0.5, 0.9] {
-        let mut all = Vec::new();
-        for seed in 0..8 {
-            let mut world = World::new(through(TWELVE_LAYERS), steady(kind, chance));
-            world.random.0 = seed;
-            let mut c = world.controller();
-            all.push(world.run(&mut c, 128).gain());
-        }
-        println!("short {kind:?} {chance} {all:.3?}");
-        }
-    }
-    let mut world = World::new(through(TINY), vec![Source::steady(NGram, 0.5), Source::steady(Mtp, 0.7), Source::steady(Dflash, 0.8)]);
-    let mut c = world.controller();
-    let t = std::time::Instant::now();
-    world.run(&mut c, 20000);
-    println!("short {:?} a round", t.elapsed() / 20000);
-    world.sequences = 4;
-    let t = std::time::Instant::now();
-    world.run(&mut c, 20000);
-    println!("short {:?} a round of four", t.elapsed() / 20000);
 }
 
 fn steady(kind: SourceKind, chance: f64) -> Vec<Source> {
@@ -123,8 +98,7 @@ fn finds_the_best_length_when_drafting_costs_too() {
 fn finds_the_best_length_when_acceptance_falls_with_position() {
     for fall in [0.95_f64, 0.85, 0.7] {
         converges(&format!("falling {fall}"), || {
-            let source =
-                Source::new(DraftModel, move |t| 0.95 * fall.powi(t.position as i32));
+            let source = Source::new(DraftModel, move |t| 0.95 * fall.powi(t.position as i32));
             World::new(linear(0.15), vec![source])
         });
     }

@@ -55,7 +55,7 @@ impl DraftCosts {
         seconds: f64,
         plain: f64,
     ) {
-        if !(seconds >= 0.0 && seconds < MOST_SECONDS) {
+        if !(0.0..MOST_SECONDS).contains(&seconds) {
             return;
         }
         let x = terms(steps, sequences, read);
@@ -100,7 +100,8 @@ impl Fit {
         for _ in 0..12 {
             for i in 0..TERMS {
                 let all: f64 = (0..TERMS).map(|j| self.square[i][j] * solution[j]).sum();
-                let right = self.right[i] + PRIOR * prior[i] - all + self.square[i][i] * solution[i];
+                let right =
+                    self.right[i] + PRIOR * prior[i] - all + self.square[i][i] * solution[i];
                 solution[i] = (right / (self.square[i][i] + PRIOR)).max(0.0);
             }
         }

@@ -11,15 +11,13 @@ mod controller;
 mod controller_tests;
 mod draft_cost;
 mod pass_cost;
-mod report;
 #[cfg(test)]
 mod replay_tests;
+mod report;
 #[cfg(test)]
 mod simulator;
 
-pub(crate) use controller::{
-    Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict,
-};
+pub(crate) use controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
 pub use report::{PassFit, Report, SourceReport};
 
 /// Where drafted tokens come from.

@@ -199,8 +199,11 @@ impl PassCost {
     /// Seconds of a pass of `rows` rows apart from its missed bytes, for every row count up to `most`.
     pub(super) fn curve(&self, most: usize) -> Vec<f64> {
         let line = self.line();
-        let points: Vec<(usize, f64, f64)> =
-            self.cells.iter().map(|(&rows, cell)| (rows, cell.net(line.byte), cell.weight)).collect();
+        let points: Vec<(usize, f64, f64)> = self
+            .cells
+            .iter()
+            .map(|(&rows, cell)| (rows, cell.net(line.byte), cell.weight))
+            .collect();
         let point = |index: usize| points.get(index).map(|&(rows, net, _)| (rows as f64, net));
         let mut curve = vec![0.0; most + 1];
         // The number of measured row counts below the one at hand.
@@ -297,5 +300,75 @@ fn between(rows: usize, before: Option<(f64, f64)>, after: Option<(f64, f64)>, l
             (after - line.row * (high - at)).max(after * (at / high).max(0.3))
         }
         (None, None) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PassCost;
+
+    #[track_caller]
+    fn check(cost: &PassCost, rows: usize, bytes: f64, expect: f64) {
+        let is = cost.seconds(rows, bytes);
+        assert!((is / expect - 1.0).abs() < 0.05, "{rows} rows, {bytes} bytes: {is}, not {expect}");
+    }
+
+    #[test]
+    fn before_it_is_measured_a_row_adds_half_a_pass() {
+        let mut cost = PassCost::default();
+        (0..8).for_each(|_| cost.observe(1, 1, 0, 0.04));
+        check(&cost, 1, 0.0, 0.04);
+        check(&cost, 2, 0.0, 0.06);
+        check(&cost, 5, 0.0, 0.12);
+    }
+
+    #[test]
+    fn steps_are_kept_and_gaps_are_bridged() {
+        let mut cost = PassCost::default();
+        for _ in 0..20 {
+            for (rows, seconds) in [(1, 0.039), (5, 0.096), (6, 0.151), (8, 0.181)] {
+                cost.observe(rows, 1, 0, seconds);
+            }
+        }
+        check(&cost, 5, 0.0, 0.096);
+        check(&cost, 6, 0.0, 0.151);
+        check(&cost, 3, 0.0, 0.0675);
+        check(&cost, 7, 0.0, 0.166);
+    }
+
+    #[test]
+    fn one_slow_pass_is_clipped_and_many_are_believed() {
+        let mut cost = PassCost::default();
+        // The very first is slow, and one later.
+        for pass in 0..30 {
+            cost.observe(1, 1, 0, if pass == 0 || pass == 20 { 0.2 } else { 0.04 });
+        }
+        check(&cost, 1, 0.0, 0.04);
+        (0..200).for_each(|_| cost.observe(1, 1, 0, 0.2));
+        check(&cost, 1, 0.0, 0.2);
+    }
+
+    #[test]
+    fn missed_bytes_are_told_from_rows() {
+        let mut cost = PassCost::default();
+        for pass in 0..200_u64 {
+            let (rows, bytes) = (1 + pass as usize % 3, (pass * 7919) % 1000 * 10_000);
+            let seconds = 0.01 + 0.002 * (rows as f64 - 1.0) + 2e-9 * bytes as f64;
+            cost.observe(rows, 1, bytes, seconds);
+        }
+        check(&cost, 1, 0.0, 0.01);
+        check(&cost, 3, 5e6, 0.024);
+        check(&cost, 2, 1e7, 0.032);
+    }
+
+    #[test]
+    fn plain_passes_of_several_sequences_are_not_mixed_with_verifying_one() {
+        let mut cost = PassCost::default();
+        for _ in 0..50 {
+            cost.observe(1, 1, 0, 0.01);
+            cost.observe(4, 1, 0, 0.02);
+            cost.observe(4, 4, 0, 0.03);
+        }
+        assert!((cost.plain(4) - 0.03).abs() < 1e-3, "{}", cost.plain(4));
     }
 }

@@ -95,8 +95,7 @@ fn check(name: &str, lines: &[Line]) {
     }
     let offer = Offer { source, most: 16, behind: 0, bucket: Some(bucket) };
     // The first may be a trial: the second of three counts.
-    let picks: Vec<bool> =
-        (0..3).map(|_| controller.plan(&[vec![offer]])[0].is_some()).collect();
+    let picks: Vec<bool> = (0..3).map(|_| controller.plan(&[vec![offer]])[0].is_some()).collect();
     if best > 1.15 {
         assert!(picks[1], "{name}: gains {best:.3}, decided {picks:?}");
     }

@@ -3,10 +3,8 @@
 //! It knows what the controller has to find out, and keeps its own books: seconds without noise and the
 //! tokens to be expected, so that a test compares policies and not luck. No clock, no model.
 
-use super::controller::{
-    Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict,
-};
 use super::SourceKind;
+use super::controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
 
 /// A small seeded generator (SplitMix64).
 pub(super) struct Random(pub(super) u64);
@@ -283,7 +281,7 @@ impl World {
                 *lag += usize::from(self.sources[source].lags && !used);
             }
         }
-        self.pass(controller, &counts, rows, sum);
+        self.pass(controller, &counts, rows);
         sum.rounds += 1;
         sum.tokens += tokens;
         sum.verified += rows - sequences;
@@ -292,8 +290,8 @@ impl World {
         sum.seconds += self.pass_seconds(rows, sequences);
     }
 
-    fn pass(&mut self, controller: &mut Controller, counts: &[usize], rows: usize, sum: &mut Sum) {
-        let _ = sum;
+    /// Tells the controller of a pass, with noise.
+    fn pass(&mut self, controller: &mut Controller, counts: &[usize], rows: usize) {
         let sequences = self.sequences;
         let mut by_depth = vec![0_u64; 1 + counts.iter().max().copied().unwrap_or(0)];
         let (mut bytes_seconds, mut wanted) = (0.0, 0);

@@ -2,9 +2,9 @@
 
 use super::super::choice;
 use super::{
-    CLEAR_MARGIN, CURIOUS_CREDIT, CURIOUS_SHARE, Candidate, Choice, Controller, Costs, KNOWN, LONGEST, LONGEST_REFRESH,
-    MISSED_SHARE, MISSING_LIMIT, Offer, POSITIONS, Pick, SOONEST, SOURCES, Settled, SourceKind,
-    TRYING_SHARE, Value,
+    CLEAR_MARGIN, CURIOUS_CREDIT, CURIOUS_SHARE, Candidate, Choice, Controller, Costs, KNOWN,
+    LONGEST, LONGEST_REFRESH, MISSED_SHARE, MISSING_LIMIT, Offer, POSITIONS, Pick, SOONEST,
+    SOURCES, Settled, SourceKind, TRYING_SHARE, Value,
 };
 
 impl Controller {
@@ -113,7 +113,11 @@ impl Controller {
             let mut kept = vec![plain; drafts.len()];
             let mut grown = kept.clone();
             let mut bytes = costs.plain_bytes();
-            let limit = if self.misses_much() { limit(source).max(most_rows - plain.rows) } else { LONGEST };
+            let limit = if self.misses_much() {
+                limit(source).max(most_rows - plain.rows)
+            } else {
+                LONGEST
+            };
             for count in 1..=first.survival.len().min(limit) {
                 bytes += costs.missed_at(count);
                 let seconds = costs.pass(plain.rows + count, bytes);
@@ -270,7 +274,9 @@ impl Controller {
         for (sequence, pick) in choice.picks.iter().enumerate() {
             let Some((taken, count)) = *pick else { continue };
             let candidate = &candidates[sequence][taken];
-            let read = costs.drafts.map_or(0.0, |drafts| drafts[candidate.source.index()].map_or(0.0, |terms| terms[3]));
+            let read = costs.drafts.map_or(0.0, |drafts| {
+                drafts[candidate.source.index()].map_or(0.0, |terms| terms[3])
+            });
             lag += read * candidate.behind as f64;
             if !self.bank.affords(lag) {
                 // It would pay in the long run, but nobody knows how long the answer is.
