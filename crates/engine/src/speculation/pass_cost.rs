@@ -227,15 +227,11 @@ impl PassCost {
         self.cells.get(&rows).map_or(0.0, |cell| cell.evidence(self.passes))
     }
 
-    /// Seconds by which a row count is dearer than its neighbours suggest.
-    pub(super) fn excess(&self, rows: usize) -> f64 {
-        let line = self.line();
-        (self.net(rows, &line) - self.others(rows, &line)).max(0.0)
-    }
-
-    /// The largest row count up to this one that was measured, or else this one.
-    pub(super) fn measured_below(&self, rows: usize) -> usize {
-        self.cells.range(..=rows).next_back().map_or(rows, |(&measured, _)| measured)
+    /// The largest smaller row count that was measured a few times not long ago, or 0.
+    pub(super) fn known_below(&self, rows: usize) -> usize {
+        let known = |cell: &Cell| cell.evidence(self.passes) >= 2.5;
+        let below = self.cells.range(..rows).rev().find(|(_, cell)| known(cell));
+        below.map_or(0, |(&measured, _)| measured)
     }
 
     /// The straight line through everything measured.

@@ -178,20 +178,16 @@ impl Controller {
             let feared = costs.value(&chosen, &counts);
             let mut hoped = feared;
             let evidence = self.pass_cost.evidence(feared.rows);
-            if evidence < 0.9 {
-                // Never measured: rows beyond the next smaller count that was may cost a third of what
-                // rows did so far, whatever larger counts cost: there may be a step between.
-                let below = self.pass_cost.measured_below(feared.rows);
+            if evidence < 2.5 {
+                // Hardly measured: rows beyond the next smaller count that is known may cost a third of
+                // what rows did so far, whatever this one and larger counts seem to cost. There may be a
+                // step between, and a slow pass or two may have been bad luck.
+                let below = self.pass_cost.known_below(feared.rows).max(costs.sequences);
                 let cheap = costs.curve[below] + (feared.rows - below) as f64 * row / 3.0;
                 hoped.seconds -= (costs.curve[feared.rows] - cheap).max(0.0);
             } else if evidence < 10.0 {
-                // Two standard errors of timings that scatter by ± 20 %; and a single slow pass may have
-                // been bad luck altogether.
+                // Two standard errors of timings that scatter by ± 20 %.
                 hoped.seconds *= 1.0 - 0.25 / evidence.sqrt();
-                if evidence < 2.5 {
-                    let excess = self.pass_cost.excess(feared.rows);
-                    hoped.seconds = hoped.seconds.min(feared.seconds - excess);
-                }
             } else {
                 continue;
             }
