@@ -103,7 +103,9 @@ impl Dense {
                 let mut step = backend.begin();
                 step.set_trials(&depths);
                 let decoder = &self.decoder;
-                let output = decoder.forward(&mut step, &batch, Some(bank), &mut memory, &shared);
+                let mut tape = compute::Tape::default();
+                let output =
+                    decoder.forward(&mut step, &batch, Some(bank), &mut memory, &shared, &mut tape);
                 let fence = step.submit();
                 assert!(step.failures().is_empty());
                 let logits = output.logits.expect("logits");
