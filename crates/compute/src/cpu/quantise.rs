@@ -38,10 +38,40 @@ pub(crate) struct Activations {
     /// `[rows, blocks]`: Σ values.
     pub(crate) integer_sum: Vec<i32>,
     /// Per 64 values: 64 high bytes, 64 low bytes.
-    pub(crate) planes: Vec<i8>,
+    pub(crate) planes: Lines,
     /// Per 128 values: 64 high bytes of even elements, 64 of odd ones, then the low bytes likewise:
     /// the order in which the low and high nibbles of 64 code bytes come out.
-    pub(crate) paired: Vec<i8>,
+    pub(crate) paired: Lines,
+}
+
+/// Bytes that begin on a cache line, in whole lines: a load that straddles two counts twice.
+#[derive(Default)]
+pub(crate) struct Lines(Vec<Line>);
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([i8; 64]);
+
+impl Lines {
+    fn resize(&mut self, bytes: usize) {
+        self.0.resize(bytes.div_ceil(64), Line([0; 64]));
+    }
+}
+
+impl std::ops::Deref for Lines {
+    type Target = [i8];
+
+    fn deref(&self) -> &[i8] {
+        // SAFETY: lines are bytes and nothing between.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 64) }
+    }
+}
+
+impl std::ops::DerefMut for Lines {
+    fn deref_mut(&mut self) -> &mut [i8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 64) }
+    }
 }
 
 impl Activations {
@@ -54,8 +84,8 @@ impl Activations {
         self.sum.resize(rows * self.blocks, 0.0);
         self.integer_sum.resize(rows * self.blocks, 0);
         let bytes = if planes && matches!(isa, Isa::Avx512 | Isa::Amx) { 2 * values } else { 0 };
-        self.planes.resize(bytes, 0);
-        self.paired.resize(bytes, 0);
+        self.planes.resize(bytes);
+        self.paired.resize(bytes);
     }
 
     /// Quantises one row into place `row`.
