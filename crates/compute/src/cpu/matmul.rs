@@ -22,7 +22,7 @@ use super::tiles::{self, Order, Tile, Unit};
 
 /// Rows from which the tile unit is worth packing for. Measured on a 2-core Xeon (Sapphire Rapids
 /// class), 15 Nov 2026.
-const TILE_ROWS: usize = 12;
+const TILE_ROWS: usize = 24;
 
 /// Weight bytes in one task: small enough that two threads finish together.
 const TASK_BYTES: usize = 96 << 10;

@@ -1,7 +1,8 @@
 //! A draft head as a source: an MTP layer or a DFlash block, which read what the target thought of each token.
 //!
 //! Features of tokens that were computed are handed over after every pass. Those of prompts are taken in at once, those of
-//! answers when a draft is wanted or enough of them have come together: a head that does not pay costs little.
+//! answers when a draft is wanted. Of an answer for which none is wanted for long only the last are kept: a head that
+//! does not pay costs little.
 
 use std::collections::HashMap;
 
@@ -15,8 +16,8 @@ use crate::heads::{HeadDraft, HeadTokens};
 use crate::sampler::Scratch;
 use crate::{RequestId, Result, Runner};
 
-/// Rows of an answer that are taken in together.
-const TOGETHER: usize = 32;
+/// Rows of an answer whose features are kept for the head at least; twice as many at most.
+const KEPT: usize = 128;
 
 /// The head of the target.
 pub(crate) struct HeadSource {
@@ -44,6 +45,18 @@ impl Follower {
         match self.pending.len() {
             0 => &self.before,
             len => &self.pending[len - width..],
+        }
+    }
+}
+
+impl Follower {
+    /// Lets go of all but the last rows, once there are twice as many.
+    fn forget_old(&mut self, rows: usize, width: usize) {
+        let pending = self.pending.len();
+        if pending >= 2 * rows * width {
+            let old = pending - rows * width;
+            self.before = self.pending[old - width..old].to_vec();
+            self.pending.drain(..old);
         }
     }
 }
@@ -125,13 +138,13 @@ impl Source for HeadSource {
             let follower = self.answers.entry(passed.id).or_default();
             follower.pending.extend_from_slice(passed.features);
         }
-        let full = |passed: &Passed<'_>, answers: &HashMap<RequestId, Follower>| {
-            let rows = answers.get(&passed.id).map_or(0, |f| f.pending.len() / self.width);
-            rows > 0 && (passed.is_prompt || rows >= TOGETHER)
-        };
+        for passed in passed.iter().filter(|passed| !passed.is_prompt) {
+            let Some(follower) = self.answers.get_mut(&passed.id) else { continue };
+            follower.forget_old(KEPT, self.width);
+        }
         let mut of: Vec<(RequestId, &[u32], &mut Sequence)> = passed
             .iter_mut()
-            .filter(|passed| full(passed, &self.answers))
+            .filter(|passed| passed.is_prompt)
             .map(|passed| (passed.id, passed.tokens, &mut *passed.sequence))
             .collect();
         self.read(target, &mut of);

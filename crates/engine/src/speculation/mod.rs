@@ -47,6 +47,16 @@ use crate::{RequestId, Result, Runner};
 /// Tokens drafted at once if nobody says otherwise.
 const MOST: usize = 16;
 
+/// Rounds without a draft after which the next few are not even thought about: where a pass takes less than a
+/// millisecond, thinking would be a few percent of it.
+const QUIET: usize = 24;
+
+/// How many those are.
+const NAP: usize = 15;
+
+/// What is repeated as surely as this wakes it up.
+const WAKING_BUCKET: u8 = 3;
+
 /// Where drafted tokens come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -119,6 +129,10 @@ pub(crate) struct Drafter {
     fixed: Option<usize>,
     controller: Controller,
     sources: Vec<Box<dyn Source>>,
+    /// Rounds since something was drafted.
+    quiet: usize,
+    /// Rounds that it will not think about.
+    nap: usize,
 }
 
 impl Drafter {
@@ -142,7 +156,7 @@ impl Drafter {
         }
         let streams = target.streamed().is_some();
         let controller = Controller::new(Settings { most, streams });
-        Ok(Drafter { most, fixed, controller, sources })
+        Ok(Drafter { most, fixed, controller, sources, quiet: 0, nap: 0 })
     }
 
     /// Drafts for all answers that are scheduled for their next token; `context` is the longest sequence.
@@ -160,10 +174,23 @@ impl Drafter {
             let most = room.min(places).min(rest);
             offers.push(self.offers(job, most));
         }
+        if self.nap > 0 {
+            let wakes = |offer: &Offer| offer.bucket >= Some(WAKING_BUCKET);
+            self.nap = if offers.iter().flatten().any(wakes) { 0 } else { self.nap - 1 };
+            if self.nap > 0 {
+                return;
+            }
+        }
         let picks = match self.fixed {
             None => self.controller.plan(&offers),
             Some(_) => offers.iter().map(|offers| first(offers)).collect(),
         };
+        if picks.iter().all(Option::is_none) {
+            self.quiet += 1;
+            self.nap = if self.quiet > QUIET { NAP + 1 } else { 0 };
+            return;
+        }
+        self.quiet = 0;
         for index in 0..self.sources.len() {
             let kind = self.sources[index].kind();
             let mut wanted = Vec::new();
@@ -224,14 +251,19 @@ impl Drafter {
         if most == 0 {
             return Vec::new();
         }
-        let offer = |source: &mut Box<dyn Source>| source.offer(job.id, &job.tokens, most);
-        self.sources.iter_mut().filter_map(offer).collect()
+        // Only what is repeated can wake it up.
+        let naps = self.nap > 1;
+        let asked =
+            self.sources.iter_mut().filter(|source| !naps || source.kind() == SourceKind::NGram);
+        asked.filter_map(|source| source.offer(job.id, &job.tokens, most)).collect()
     }
 
     /// What a pass without rows of prompts took. Others are not told, but what they read is forgotten.
     pub(crate) fn observe_pass(&mut self, target: &Runner, batch: &Batch, seconds: f64) {
         let missed = target.streamed().map(StreamedBank::take_missed).unwrap_or_default();
-        if batch.segments.iter().any(|segment| segment.kind == SegmentKind::Prefill) {
+        let prefills = batch.segments.iter().any(|segment| segment.kind == SegmentKind::Prefill);
+        // In a nap nothing is learned either, but while the last nap's round is being thought about.
+        if prefills || (self.nap > 0 && self.nap <= NAP) {
             return;
         }
         // Experts are nearly of one size.

@@ -4,6 +4,8 @@
 //! an add; a transposing reduction then turns the partial sums of 16 blocks into 16 lanes. About 13
 //! vector operations per 64 bytes of 4-bit codes, twice what memory can feed on the machines measured.
 
+mod nibbles;
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -19,8 +21,8 @@ const PREFETCH_BYTES: usize = 8192;
 /// The same for scales, of which a row has an eighth as many bytes.
 const SCALE_PREFETCH_BYTES: usize = 1024;
 
-/// Activation rows that a pass over the weights serves at most: each has a sum in a register.
-const FEW: usize = 8;
+/// Columns of one vector of nibbles; a chunk has four.
+const PART: usize = 128;
 
 /// How codes are packed, as a constant: the kernels below are compiled for each.
 const NIBBLES: u8 = 0;
@@ -81,9 +83,16 @@ unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
     rows: Rows<'_>,
     out: Target,
 ) {
-    if CODES == NIBBLES && w.cols.is_multiple_of(CHUNK) {
+    if CODES == NIBBLES && w.cols.is_multiple_of(PART) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { whole_chunks::<KIND, GROUP>(w, range, x, rows, out) };
+        unsafe {
+            match w.cols % CHUNK / PART {
+                0 => nibbles::whole_parts::<0, KIND, GROUP>(w, range, x, rows, out),
+                1 => nibbles::whole_parts::<1, KIND, GROUP>(w, range, x, rows, out),
+                2 => nibbles::whole_parts::<2, KIND, GROUP>(w, range, x, rows, out),
+                _ => nibbles::whole_parts::<3, KIND, GROUP>(w, range, x, rows, out),
+            }
+        }
         return;
     }
     for (i, index) in range.enumerate() {
@@ -106,224 +115,6 @@ unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
             }
         }
     }
-}
-
-/// Affine nibbles in whole chunks: one row as it is decoded, several in shares of about the same size.
-///
-/// # Safety
-/// As [`kernel`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn whole_chunks<const KIND: u8, const GROUP: usize>(
-    w: &Matrix<'_>,
-    range: Range<usize>,
-    x: &Activations,
-    rows: Rows<'_>,
-    out: Target,
-) {
-    let shares = rows.inputs.len().div_ceil(FEW);
-    let mut done = 0;
-    for share in 1..=shares {
-        let end = rows.inputs.len() * share / shares;
-        let some = Rows { inputs: &rows.inputs[done..end], outputs: &rows.outputs[done..end] };
-        let range = range.clone();
-        // SAFETY: the caller's promise, passed on.
-        unsafe {
-            match end - done {
-                0 => {}
-                1 => decode::<KIND, GROUP>(w, range, x, some, out),
-                2 => few::<2, KIND, GROUP>(w, range, x, some, out),
-                3 => few::<3, KIND, GROUP>(w, range, x, some, out),
-                4 => few::<4, KIND, GROUP>(w, range, x, some, out),
-                5 => few::<5, KIND, GROUP>(w, range, x, some, out),
-                6 => few::<6, KIND, GROUP>(w, range, x, some, out),
-                7 => few::<7, KIND, GROUP>(w, range, x, some, out),
-                _ => few::<FEW, KIND, GROUP>(w, range, x, some, out),
-            }
-        }
-        done = end;
-    }
-}
-
-/// Verification's case: affine nibbles, `N` activation rows, whole chunks. A weight row's chunk is unpacked once
-/// and stays in registers for all of them.
-///
-/// # Safety
-/// As [`kernel`]; there are `N` rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn few<const N: usize, const KIND: u8, const GROUP: usize>(
-    w: &Matrix<'_>,
-    range: Range<usize>,
-    x: &Activations,
-    rows: Rows<'_>,
-    out: Target,
-) {
-    let row_bytes = w.encoding.row_bytes(w.cols);
-    let scale_bytes = w.encoding.scale_bytes(w.cols);
-    let chunks = w.cols / CHUNK;
-    // Everything that is read below is checked here.
-    let planes: [*const i8; N] = std::array::from_fn(|n| {
-        let start = rows.inputs[n] as usize * x.blocks * BLOCK * 2;
-        x.paired[start..][..chunks * 2 * CHUNK].as_ptr()
-    });
-    let x_scale: [*const f32; N] =
-        std::array::from_fn(|n| x.row_scale(rows.inputs[n] as usize).as_ptr());
-    let x_sum: [*const f32; N] =
-        std::array::from_fn(|n| x.row_sum(rows.inputs[n] as usize).as_ptr());
-    assert!(range.end <= w.rows && w.codes.len() == w.rows * row_bytes);
-    assert!(w.scales.len() == w.rows * scale_bytes && w.biases.len() == w.scales.len());
-    let chunk_scales = scale_bytes / chunks;
-    let mask = _mm512_set1_epi8(15);
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    for index in range.clone() {
-        let mut acc = [_mm512_setzero_ps(); N];
-        // SAFETY: whole chunks of a row inside the weight and of the activations' padded rows; prefetching is
-        // harmless.
-        unsafe {
-            let codes = w.codes.as_ptr().add(index * row_bytes);
-            let scales = w.scales.as_ptr().add(index * scale_bytes);
-            let biases = w.biases.as_ptr().add(index * scale_bytes);
-            for line in (0..scale_bytes).step_by(64) {
-                let ahead = SCALE_PREFETCH_BYTES + line;
-                _mm_prefetch::<_MM_HINT_T0>(scales.wrapping_add(ahead).cast());
-                _mm_prefetch::<_MM_HINT_T0>(biases.wrapping_add(ahead).cast());
-            }
-            for c in 0..chunks {
-                let mut even = [_mm512_setzero_si512(); 4];
-                let mut odd = [_mm512_setzero_si512(); 4];
-                for part in 0..4 {
-                    let at = codes.add(c * CHUNK / 2 + part * 64);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
-                    let packed = _mm512_loadu_si512(at.cast());
-                    even[part] = _mm512_and_si512(packed, mask);
-                    odd[part] = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
-                }
-                let scale = expand::<KIND, GROUP>(scales.add(c * chunk_scales));
-                let bias = expand::<KIND, GROUP>(biases.add(c * chunk_scales));
-                for n in 0..N {
-                    let x = planes[n].add(c * 2 * CHUNK);
-                    let mut d = [_mm512_setzero_si512(); 4];
-                    for part in 0..4 {
-                        let plane =
-                            |i: usize| _mm512_loadu_si512(x.add(part * 256 + i * 64).cast());
-                        let zero = _mm512_setzero_si512();
-                        let high = _mm512_dpbusd_epi32(zero, even[part], plane(0));
-                        let high = _mm512_dpbusd_epi32(high, odd[part], plane(1));
-                        let high = _mm512_slli_epi32::<8>(high);
-                        let both = _mm512_dpbusd_epi32(high, even[part], plane(2));
-                        d[part] = _mm512_dpbusd_epi32(both, odd[part], plane(3));
-                    }
-                    let integers = _mm512_permutexvar_epi32(order, transpose_sum(d));
-                    let product =
-                        _mm512_mul_ps(scale, _mm512_loadu_ps(x_scale[n].add(c * LANE_BLOCKS)));
-                    let x_sum = _mm512_loadu_ps(x_sum[n].add(c * LANE_BLOCKS));
-                    acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), product, acc[n]);
-                    acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
-                }
-            }
-            for n in 0..N {
-                out.put(rows.outputs[n], index - range.start, halves_sum(acc[n]));
-            }
-        }
-    }
-}
-
-/// Decode's case: affine nibbles, one activation row, whole chunks. Two weight rows go together, so
-/// that activations are loaded once for both and more of the memory's latency overlaps.
-///
-/// # Safety
-/// As [`kernel`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn decode<const KIND: u8, const GROUP: usize>(
-    w: &Matrix<'_>,
-    range: Range<usize>,
-    x: &Activations,
-    rows: Rows<'_>,
-    out: Target,
-) {
-    let (input, output) = (rows.inputs[0] as usize, rows.outputs[0]);
-    let row_bytes = w.encoding.row_bytes(w.cols);
-    let scale_bytes = w.encoding.scale_bytes(w.cols);
-    let chunks = w.cols / CHUNK;
-    // Everything that is read below is checked here.
-    let planes = x.paired[input * x.blocks * BLOCK * 2..][..chunks * 2 * CHUNK].as_ptr();
-    let (x_scale, x_sum) = (x.row_scale(input).as_ptr(), x.row_sum(input).as_ptr());
-    assert!(range.end <= w.rows && w.codes.len() == w.rows * row_bytes);
-    assert!(w.scales.len() == w.rows * scale_bytes && w.biases.len() == w.scales.len());
-    let chunk_scales = scale_bytes / chunks;
-    let mut index = range.start;
-    while index < range.end {
-        // An odd row at the end is computed twice and stored once.
-        let pair = [index, (index + 1).min(range.end - 1)];
-        let mut acc = [_mm512_setzero_ps(); 2];
-        // SAFETY: whole chunks of rows inside the weight and of the activations' padded rows.
-        unsafe {
-            let codes = pair.map(|row| w.codes.as_ptr().add(row * row_bytes));
-            let scales = pair.map(|row| w.scales.as_ptr().add(row * scale_bytes));
-            let biases = pair.map(|row| w.biases.as_ptr().add(row * scale_bytes));
-            for line in (0..2 * scale_bytes).step_by(64) {
-                let ahead = SCALE_PREFETCH_BYTES + line;
-                _mm_prefetch::<_MM_HINT_T0>(scales[0].wrapping_add(ahead).cast());
-                _mm_prefetch::<_MM_HINT_T0>(biases[0].wrapping_add(ahead).cast());
-            }
-            for c in 0..chunks {
-                let chunk_codes = codes.map(|codes| codes.add(c * CHUNK / 2));
-                let integers = nibble_pair(chunk_codes, planes.add(c * 2 * CHUNK));
-                let x_scale = _mm512_loadu_ps(x_scale.add(c * LANE_BLOCKS));
-                let x_sum = _mm512_loadu_ps(x_sum.add(c * LANE_BLOCKS));
-                for r in 0..2 {
-                    let scale = expand::<KIND, GROUP>(scales[r].add(c * chunk_scales));
-                    let bias = expand::<KIND, GROUP>(biases[r].add(c * chunk_scales));
-                    let product = _mm512_mul_ps(scale, x_scale);
-                    acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[r]), product, acc[r]);
-                    acc[r] = _mm512_fmadd_ps(bias, x_sum, acc[r]);
-                }
-            }
-            out.put(output, index - range.start, halves_sum(acc[0]));
-            out.put(output, pair[1] - range.start, halves_sum(acc[1]));
-        }
-        index += 2;
-    }
-}
-
-/// The sixteen lanes added in halves: the order of [`sum_lanes`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn halves_sum(lanes: __m512) -> f32 {
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
-}
-
-/// Integer sums of the 16 blocks of a chunk, for two weight rows.
-///
-/// # Safety
-/// Each of `codes` points to 256 bytes, `x` to 1,024 bytes of paired planes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn nibble_pair(codes: [*const u8; 2], x: *const i8) -> [__m512i; 2] {
-    let mask = _mm512_set1_epi8(15);
-    let mut d = [[_mm512_setzero_si512(); 4]; 2];
-    for part in 0..4 {
-        // SAFETY: 4 · 64 bytes of codes and 4 · 256 of planes; prefetching is harmless.
-        unsafe {
-            let plane = |i: usize| _mm512_loadu_si512(x.add(part * 256 + i * 64).cast());
-            let (high_even, high_odd, low_even, low_odd) = (plane(0), plane(1), plane(2), plane(3));
-            for r in 0..2 {
-                let at = codes[r].add(part * 64);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
-                let packed = _mm512_loadu_si512(at.cast());
-                let even = _mm512_and_si512(packed, mask);
-                let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
-                let high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, high_even);
-                let high = _mm512_slli_epi32::<8>(_mm512_dpbusd_epi32(high, odd, high_odd));
-                d[r][part] =
-                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(high, even, low_even), odd, low_odd);
-            }
-        }
-    }
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    d.map(|d| _mm512_permutexvar_epi32(order, transpose_sum(d)))
 }
 
 /// Products of one weight row with `N` activation rows.
@@ -377,8 +168,8 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
         unsafe {
             let x: [*const i8; N] = std::array::from_fn(|n| x_planes[n].add(c * 2 * CHUNK));
             let mut integers = match CODES {
-                NIBBLES => nibbles::<N, false>(codes, x),
-                FP4 => nibbles::<N, true>(codes, x),
+                NIBBLES => nibble_sums::<N, false>(codes, x),
+                FP4 => nibble_sums::<N, true>(codes, x),
                 BYTES => bytes::<N>(codes, x),
                 _ => {
                     let mut unpacked = [0u8; CHUNK];
@@ -387,7 +178,7 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
                     bytes::<N>(unpacked.as_ptr(), x)
                 }
             };
-            let scale = expand::<KIND, GROUP>(scales);
+            let scale = expand::<KIND, GROUP, 4>(scales);
             for n in 0..N {
                 if CODES == FP4 {
                     let sums = _mm512_loadu_si512(x_integers[n].add(c * LANE_BLOCKS).cast());
@@ -399,7 +190,7 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
                 acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[n]), product, acc[n]);
             }
             if biased {
-                let bias = expand::<KIND, GROUP>(biases);
+                let bias = expand::<KIND, GROUP, 4>(biases);
                 for n in 0..N {
                     let x_sum = _mm512_loadu_ps(x_sum[n].add(c * LANE_BLOCKS));
                     acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
@@ -421,7 +212,7 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
 /// `codes` points to 256 bytes, each of `x` to 1,024 bytes of paired planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn nibbles<const N: usize, const IS_FP4: bool>(
+unsafe fn nibble_sums<const N: usize, const IS_FP4: bool>(
     codes: *const u8,
     x: [*const i8; N],
 ) -> [__m512i; N] {
@@ -504,14 +295,14 @@ fn transpose_sum(d: [__m512i; 4]) -> __m512i {
     _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
 }
 
-/// The scale of each of the 16 blocks. Kinds as in [`multiply_rows`]: f32, f16, bf16, exponent.
+/// The scale of each of the 16 blocks, 0 for those of parts that are not there. Kinds as in [`multiply_rows`]: f32, f16, bf16, exponent.
 ///
 /// # Safety
-/// `at` points to the scales of a whole chunk.
+/// `at` points to the scales of so many parts.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn expand<const KIND: u8, const GROUP: usize>(at: *const u8) -> __m512 {
-    let mask = ((1u32 << (LANE_BLOCKS * BLOCK / GROUP)) - 1) as u16;
+unsafe fn expand<const KIND: u8, const GROUP: usize, const PARTS: usize>(at: *const u8) -> __m512 {
+    let mask = ((1u32 << (PARTS * PART / GROUP)) - 1) as u16;
     // SAFETY: masked loads touch only the scales that are there.
     let compact = unsafe {
         match KIND {
@@ -552,16 +343,16 @@ pub(crate) fn expand_chunk(kind: ScaleKind, group: usize, bytes: &[u8]) -> __m51
     // SAFETY: the scales of a whole chunk, just checked.
     unsafe {
         match (kind, group) {
-            (ScaleKind::F32, 32) => expand::<0, 32>(at),
-            (ScaleKind::F32, 64) => expand::<0, 64>(at),
-            (ScaleKind::F32, _) => expand::<0, 128>(at),
-            (ScaleKind::F16, 32) => expand::<1, 32>(at),
-            (ScaleKind::F16, 64) => expand::<1, 64>(at),
-            (ScaleKind::F16, _) => expand::<1, 128>(at),
-            (ScaleKind::Bf16, 32) => expand::<2, 32>(at),
-            (ScaleKind::Bf16, 64) => expand::<2, 64>(at),
-            (ScaleKind::Bf16, _) => expand::<2, 128>(at),
-            (ScaleKind::HalvedExponent, _) => expand::<3, 32>(at),
+            (ScaleKind::F32, 32) => expand::<0, 32, 4>(at),
+            (ScaleKind::F32, 64) => expand::<0, 64, 4>(at),
+            (ScaleKind::F32, _) => expand::<0, 128, 4>(at),
+            (ScaleKind::F16, 32) => expand::<1, 32, 4>(at),
+            (ScaleKind::F16, 64) => expand::<1, 64, 4>(at),
+            (ScaleKind::F16, _) => expand::<1, 128, 4>(at),
+            (ScaleKind::Bf16, 32) => expand::<2, 32, 4>(at),
+            (ScaleKind::Bf16, 64) => expand::<2, 64, 4>(at),
+            (ScaleKind::Bf16, _) => expand::<2, 128, 4>(at),
+            (ScaleKind::HalvedExponent, _) => expand::<3, 32, 4>(at),
         }
     }
 }

@@ -136,6 +136,28 @@ fn product(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Vec<f32> {
 }
 
 #[test]
+fn nibbles_are_exact_for_any_rows_and_any_tail() {
+    let mut random = Random(2);
+    for (group, scale) in [(32, Float::F32), (64, Float::Bf16), (128, Float::F16)] {
+        let encoding = Encoding::Affine { bits: 4, group, scale };
+        for cols in [128, 256, 384, 512, 640, 768, 1408] {
+            let w = random_weight(5, cols, encoding, random.next());
+            for x_rows in 1..=18 {
+                let x: Vec<f32> = (0..x_rows * cols).map(|_| random.float()).collect();
+                let want = product(Isa::Scalar, &w, &x, x_rows);
+                for isa in [Isa::Avx2, Isa::Avx512] {
+                    if machine::cpu::supports(isa) {
+                        let got = product(isa, &w, &x, x_rows);
+                        let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{encoding:?}, {cols} columns × {x_rows} on {isa}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn every_integer_format_is_exact_to_the_bit_and_close_to_f64() {
     let mut random = Random(1);
     for encoding in encodings().into_iter().filter(|e| e.is_integer()) {

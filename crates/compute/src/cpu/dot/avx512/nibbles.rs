@@ -1,0 +1,343 @@
+//! Affine nibbles in whole vectors: the kernels of decoding and of verification.
+//!
+//! One activation row is multiplied with two weight rows at a time, several with one whose codes are unpacked once. The last
+//! chunk of a row may have fewer parts: those that are not there have no scale and add nothing, as padding would.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, expand, transpose_sum};
+use crate::cpu::dot::{Rows, Target};
+use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::weight::Matrix;
+
+/// Activation rows that a pass over the weights serves at most: each has a sum in a register.
+const FEW: usize = 8;
+
+/// Affine nibbles in whole vectors, the last chunk of `TAIL` parts if that is not 0: one row as it is decoded,
+/// several in shares of about the same size.
+///
+/// # Safety
+/// As [`kernel`](super::kernel).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let shares = rows.inputs.len().div_ceil(FEW);
+    let mut done = 0;
+    for share in 1..=shares {
+        let end = rows.inputs.len() * share / shares;
+        let some = Rows { inputs: &rows.inputs[done..end], outputs: &rows.outputs[done..end] };
+        let range = range.clone();
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            match end - done {
+                0 => {}
+                1 => decode::<TAIL, KIND, GROUP>(w, range, x, some, out),
+                2 => few::<2, TAIL, KIND, GROUP>(w, range, x, some, out),
+                3 => few::<3, TAIL, KIND, GROUP>(w, range, x, some, out),
+                4 => few::<4, TAIL, KIND, GROUP>(w, range, x, some, out),
+                5 => few::<5, TAIL, KIND, GROUP>(w, range, x, some, out),
+                6 => few::<6, TAIL, KIND, GROUP>(w, range, x, some, out),
+                7 => few::<7, TAIL, KIND, GROUP>(w, range, x, some, out),
+                _ => few::<FEW, TAIL, KIND, GROUP>(w, range, x, some, out),
+            }
+        }
+        done = end;
+    }
+}
+
+/// What the kernels for whole vectors read of a weight, checked once.
+struct Layout {
+    row_bytes: usize,
+    scale_bytes: usize,
+    /// Whole chunks of a row.
+    chunks: usize,
+    /// Bytes of a chunk's scales.
+    chunk_scales: usize,
+}
+
+impl Layout {
+    fn check(w: &Matrix<'_>, range: &Range<usize>, group: usize) -> Layout {
+        let row_bytes = w.encoding.row_bytes(w.cols);
+        let scale_bytes = w.encoding.scale_bytes(w.cols);
+        assert!(range.end <= w.rows && w.codes.len() == w.rows * row_bytes);
+        assert!(w.scales.len() == w.rows * scale_bytes && w.biases.len() == w.scales.len());
+        let chunk_scales = CHUNK / group * scale_bytes / (w.cols / group);
+        Layout { row_bytes, scale_bytes, chunks: w.cols / CHUNK, chunk_scales }
+    }
+}
+
+/// Verification's case: affine nibbles, `N` activation rows. A weight row's chunk is unpacked once and stays in
+/// registers for all of them.
+///
+/// # Safety
+/// As [`kernel`](super::kernel); there are `N` rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn few<const N: usize, const TAIL: usize, const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let Layout { row_bytes, scale_bytes, chunks, chunk_scales } = Layout::check(w, &range, GROUP);
+    // Everything that is read below is checked here; activations are padded to whole chunks.
+    let x: [Planes; N] = std::array::from_fn(|n| Planes::of(x, rows.inputs[n] as usize));
+    for index in range.clone() {
+        let mut acc = [_mm512_setzero_ps(); N];
+        // SAFETY: whole vectors of a row inside the weight and of the activations' padded rows.
+        unsafe {
+            let codes = w.codes.as_ptr().add(index * row_bytes);
+            let scales = w.scales.as_ptr().add(index * scale_bytes);
+            let biases = w.biases.as_ptr().add(index * scale_bytes);
+            prefetch_scales(scales, biases, scale_bytes);
+            for c in 0..chunks {
+                let (codes, at) = (codes.add(c * CHUNK / 2), c * chunk_scales);
+                add_chunk::<N, 4, KIND, GROUP>(
+                    codes,
+                    scales.add(at),
+                    biases.add(at),
+                    &x,
+                    c,
+                    &mut acc,
+                );
+            }
+            if TAIL > 0 {
+                let (codes, at) = (codes.add(chunks * CHUNK / 2), chunks * chunk_scales);
+                let (scales, biases) = (scales.add(at), biases.add(at));
+                add_chunk::<N, TAIL, KIND, GROUP>(codes, scales, biases, &x, chunks, &mut acc);
+            }
+            for n in 0..N {
+                out.put(rows.outputs[n], index - range.start, halves_sum(acc[n]));
+            }
+        }
+    }
+}
+
+/// Adds the products of a chunk of one weight row, or of its first `PARTS` parts, with `N` activation rows.
+///
+/// # Safety
+/// The pointers are those of a chunk with so many parts.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn add_chunk<const N: usize, const PARTS: usize, const KIND: u8, const GROUP: usize>(
+    codes: *const u8,
+    scales: *const u8,
+    biases: *const u8,
+    x: &[Planes; N],
+    chunk: usize,
+    acc: &mut [__m512; N],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (even, odd) = unpack_nibbles::<PARTS>(codes);
+        let scale = expand::<KIND, GROUP, PARTS>(scales);
+        let bias = expand::<KIND, GROUP, PARTS>(biases);
+        for n in 0..N {
+            let planes = x[n].planes.add(chunk * 2 * CHUNK);
+            let integers = block_sums::<PARTS>(&even, &odd, planes);
+            let x_scale = _mm512_loadu_ps(x[n].scale.add(chunk * LANE_BLOCKS));
+            let x_sum = _mm512_loadu_ps(x[n].sum.add(chunk * LANE_BLOCKS));
+            let product = _mm512_mul_ps(scale, x_scale);
+            acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), product, acc[n]);
+            acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
+        }
+    }
+}
+
+/// Where a row of quantised activations lies.
+#[derive(Clone, Copy)]
+struct Planes {
+    planes: *const i8,
+    scale: *const f32,
+    sum: *const f32,
+}
+
+impl Planes {
+    fn of(x: &Activations, row: usize) -> Planes {
+        let bytes = x.blocks * BLOCK * 2;
+        Planes {
+            planes: x.paired[row * bytes..][..bytes].as_ptr(),
+            scale: x.row_scale(row).as_ptr(),
+            sum: x.row_sum(row).as_ptr(),
+        }
+    }
+}
+
+/// Low and high nibbles of the first `PARTS` vectors of a chunk.
+///
+/// # Safety
+/// `codes` points to so many vectors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn unpack_nibbles<const PARTS: usize>(codes: *const u8) -> ([__m512i; 4], [__m512i; 4]) {
+    let mask = _mm512_set1_epi8(15);
+    let mut even = [_mm512_setzero_si512(); 4];
+    let mut odd = even;
+    for part in 0..PARTS {
+        // SAFETY: the caller's promise; prefetching is harmless.
+        unsafe {
+            let at = codes.add(part * 64);
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
+            let packed = _mm512_loadu_si512(at.cast());
+            even[part] = _mm512_and_si512(packed, mask);
+            odd[part] = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
+        }
+    }
+    (even, odd)
+}
+
+/// Integer sums of the 16 blocks of a chunk; those of parts that are not there are 0.
+///
+/// # Safety
+/// `x` points to 1,024 bytes of paired planes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn block_sums<const PARTS: usize>(
+    even: &[__m512i; 4],
+    odd: &[__m512i; 4],
+    x: *const i8,
+) -> __m512i {
+    let mut d = [_mm512_setzero_si512(); 4];
+    for part in 0..PARTS {
+        // SAFETY: the caller's promise.
+        let plane = |i: usize| unsafe { _mm512_loadu_si512(x.add(part * 256 + i * 64).cast()) };
+        let high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even[part], plane(0));
+        let high = _mm512_slli_epi32::<8>(_mm512_dpbusd_epi32(high, odd[part], plane(1)));
+        let both = _mm512_dpbusd_epi32(high, even[part], plane(2));
+        d[part] = _mm512_dpbusd_epi32(both, odd[part], plane(3));
+    }
+    // Part p, 128-bit lane b is block 4p + b: after the transposing sum it sits at 4b + p.
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_permutexvar_epi32(order, transpose_sum(d))
+}
+
+/// Scales and biases are streams of their own; a line of each serves a row or two.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch_scales(scales: *const u8, biases: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        let ahead = SCALE_PREFETCH_BYTES + line;
+        _mm_prefetch::<_MM_HINT_T0>(scales.wrapping_add(ahead).cast());
+        _mm_prefetch::<_MM_HINT_T0>(biases.wrapping_add(ahead).cast());
+    }
+}
+
+/// Decode's case: affine nibbles, one activation row. Two weight rows go together, so that activations are loaded
+/// once for both and more of the memory's latency overlaps.
+///
+/// # Safety
+/// As [`kernel`](super::kernel).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn decode<const TAIL: usize, const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let Layout { row_bytes, scale_bytes, chunks, chunk_scales } = Layout::check(w, &range, GROUP);
+    let (x, output) = (Planes::of(x, rows.inputs[0] as usize), rows.outputs[0]);
+    let mut index = range.start;
+    while index < range.end {
+        // An odd row at the end is computed twice and stored once.
+        let pair = [index, (index + 1).min(range.end - 1)];
+        let mut acc = [_mm512_setzero_ps(); 2];
+        // SAFETY: whole vectors of rows inside the weight and of the activations' padded rows.
+        unsafe {
+            let codes = pair.map(|row| w.codes.as_ptr().add(row * row_bytes));
+            let scales = pair.map(|row| w.scales.as_ptr().add(row * scale_bytes));
+            let biases = pair.map(|row| w.biases.as_ptr().add(row * scale_bytes));
+            prefetch_scales(scales[0], biases[0], 2 * scale_bytes);
+            for c in 0..chunks {
+                let (codes, at) = (codes.map(|codes| codes.add(c * CHUNK / 2)), c * chunk_scales);
+                let (scales, biases) = (scales.map(|s| s.add(at)), biases.map(|b| b.add(at)));
+                add_pair::<4, KIND, GROUP>(codes, scales, biases, &x, c, &mut acc);
+            }
+            if TAIL > 0 {
+                let at = chunks * chunk_scales;
+                let codes = codes.map(|codes| codes.add(chunks * CHUNK / 2));
+                let (scales, biases) = (scales.map(|s| s.add(at)), biases.map(|b| b.add(at)));
+                add_pair::<TAIL, KIND, GROUP>(codes, scales, biases, &x, chunks, &mut acc);
+            }
+            out.put(output, index - range.start, halves_sum(acc[0]));
+            out.put(output, pair[1] - range.start, halves_sum(acc[1]));
+        }
+        index += 2;
+    }
+}
+
+/// Adds the products of a chunk of two weight rows, or of its first `PARTS` parts, with one activation row.
+///
+/// # Safety
+/// The pointers are those of a chunk with so many parts.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
+    codes: [*const u8; 2],
+    scales: [*const u8; 2],
+    biases: [*const u8; 2],
+    x: &Planes,
+    chunk: usize,
+    acc: &mut [__m512; 2],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let integers = nibble_pair::<PARTS>(codes, x.planes.add(chunk * 2 * CHUNK));
+        let x_scale = _mm512_loadu_ps(x.scale.add(chunk * LANE_BLOCKS));
+        let x_sum = _mm512_loadu_ps(x.sum.add(chunk * LANE_BLOCKS));
+        for r in 0..2 {
+            let scale = expand::<KIND, GROUP, PARTS>(scales[r]);
+            let bias = expand::<KIND, GROUP, PARTS>(biases[r]);
+            let product = _mm512_mul_ps(scale, x_scale);
+            acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[r]), product, acc[r]);
+            acc[r] = _mm512_fmadd_ps(bias, x_sum, acc[r]);
+        }
+    }
+}
+
+/// The sixteen lanes added in halves: the order of [`sum_lanes`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn halves_sum(lanes: __m512) -> f32 {
+    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+}
+
+/// Integer sums of the 16 blocks of a chunk, or of its first `PARTS` parts, for two weight rows.
+///
+/// # Safety
+/// Each of `codes` points to 64 bytes a part, `x` to 1,024 bytes of paired planes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn nibble_pair<const PARTS: usize>(codes: [*const u8; 2], x: *const i8) -> [__m512i; 2] {
+    let mask = _mm512_set1_epi8(15);
+    let mut d = [[_mm512_setzero_si512(); 4]; 2];
+    for part in 0..PARTS {
+        // SAFETY: 4 · 64 bytes of codes and 4 · 256 of planes; prefetching is harmless.
+        unsafe {
+            let plane = |i: usize| _mm512_loadu_si512(x.add(part * 256 + i * 64).cast());
+            let (high_even, high_odd, low_even, low_odd) = (plane(0), plane(1), plane(2), plane(3));
+            for r in 0..2 {
+                let at = codes[r].add(part * 64);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
+                let packed = _mm512_loadu_si512(at.cast());
+                let even = _mm512_and_si512(packed, mask);
+                let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
+                let high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, high_even);
+                let high = _mm512_slli_epi32::<8>(_mm512_dpbusd_epi32(high, odd, high_odd));
+                d[r][part] =
+                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(high, even, low_even), odd, low_odd);
+            }
+        }
+    }
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    d.map(|d| _mm512_permutexvar_epi32(order, transpose_sum(d)))
+}
