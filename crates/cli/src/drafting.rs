@@ -69,12 +69,21 @@ impl Invocation {
 
     /// Loads a model and what drafts for it.
     pub(crate) fn load_pair(&self, model: &OpenModel, pair: Pair) -> Result<Engine> {
+        self.load_with(model, pair, Speculation::default())
+    }
+
+    /// The same with more to say about speculation than the options do.
+    pub(crate) fn load_with(
+        &self,
+        model: &OpenModel,
+        pair: Pair,
+        mut speculation: Speculation,
+    ) -> Result<Engine> {
         let asked = &self.global.speculation;
         let runner = self.load_planned(model, pair.plan)?;
         if asked.speculation == When::Off {
             return Ok(Engine::new(runner));
         }
-        let mut speculation = Speculation::default();
         if let Some(most) = asked.num_draft_tokens {
             speculation.most = most;
         }

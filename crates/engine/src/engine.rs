@@ -17,7 +17,7 @@ use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
 use crate::sampler::{SampleError, Sampled, Scratch, sample};
 use crate::schedule::{Pace, Prompt, pack};
-use crate::speculation::{Drafter, Passed, Report, SourceKind, Speculation};
+use crate::speculation::{Drafter, Oracle, Passed, Report, SourceKind, Speculation};
 use crate::{Constraint, Error, Event, FinishReason, Request, RequestId, Result, Runner};
 
 /// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
@@ -48,6 +48,10 @@ pub struct Engine {
     pace: Pace,
     scratch: Scratch,
     drafter: Option<Drafter>,
+    /// Whether nothing is drafted although something could be.
+    drafter_rests: bool,
+    /// Time that drafting took for the step that is being made.
+    draft_seconds: f64,
 }
 
 /// What the rows of a request came to.
@@ -92,6 +96,21 @@ impl Engine {
             pace: Pace::default(),
             scratch: Scratch::default(),
             drafter: None,
+            drafter_rests: false,
+            draft_seconds: 0.0,
+        }
+    }
+
+    /// Decodes as if there were nothing to draft with, or not any more: to measure what drafts gain.
+    pub fn rest_drafter(&mut self, rests: bool) {
+        self.drafter_rests = rests;
+        self.runner.rest_head(rests);
+    }
+
+    /// Gives the answers to the source that is told them, for benchmarks.
+    pub fn tell_oracle(&mut self, oracle: Oracle) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.tell_oracle(oracle);
         }
     }
 
@@ -174,6 +193,9 @@ impl Engine {
     /// Forgets all prompts and answers of the past.
     pub fn clear_cache(&mut self) {
         self.cache.clear();
+        if let Some(drafter) = &mut self.drafter {
+            drafter.clear();
+        }
         self.is_blocked = false;
     }
 
@@ -218,6 +240,7 @@ impl Engine {
     fn schedule(&mut self) {
         let mut prompts = Vec::new();
         let mut somebody_decodes = false;
+        self.draft_seconds = 0.0;
         for (index, active) in self.active.iter_mut().enumerate() {
             active.rows = 0;
             active.draft.clear();
@@ -234,8 +257,10 @@ impl Engine {
             }
         }
         if prompts.is_empty() {
-            if let Some(drafter) = &mut self.drafter {
+            if let Some(drafter) = self.drafter.as_mut().filter(|_| !self.drafter_rests) {
+                let started = Instant::now();
                 drafter.draft(&mut self.runner, &mut self.active);
+                self.draft_seconds = started.elapsed().as_secs_f64();
             }
             return;
         }
@@ -350,7 +375,7 @@ impl Engine {
         for segment in &batch.segments {
             let Active { job, sequence, cached, .. } = &mut self.active[segment.sequence];
             if segment.kind != SegmentKind::Prefill {
-                job.usage.decode_seconds += seconds;
+                job.usage.decode_seconds += seconds + self.draft_seconds;
                 continue;
             }
             prefill_rows += segment.count;
@@ -363,8 +388,8 @@ impl Engine {
         self.counters.steps += 1;
         self.counters.prompt_tokens_computed += prefill_rows as u64;
         self.counters.prefill_seconds += prefill_seconds;
-        self.counters.decode_seconds += seconds - prefill_seconds;
-        if let Some(drafter) = &mut self.drafter {
+        self.counters.decode_seconds += seconds - prefill_seconds + self.draft_seconds;
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| !self.drafter_rests) {
             drafter.observe_pass(&self.runner, batch, seconds);
         }
 

@@ -57,6 +57,8 @@ pub struct Runner {
     tape: Tape,
     pub(crate) options: Options,
     pub(crate) head: Option<Head>,
+    /// Whether nobody asks what the head wants to know.
+    head_rests: bool,
     /// What the head wants to know of the rows of the last batch, by segment.
     pub(crate) features: Vec<Vec<f32>>,
 }
@@ -120,7 +122,23 @@ impl Runner {
         let memory = Memory::new(&layout(&spec, options)?, options.kv, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
         let (options, tape, features) = (options.clone(), Tape::default(), Vec::new());
-        Ok(Runner { spec, decoder, bank, memory, backend, tape, options, head, features })
+        Ok(Runner {
+            spec,
+            decoder,
+            bank,
+            memory,
+            backend,
+            tape,
+            options,
+            head,
+            head_rests: false,
+            features,
+        })
+    }
+
+    /// Asks nothing for the head, or again what it wants to know.
+    pub(crate) fn rest_head(&mut self, rests: bool) {
+        self.head_rests = rests;
     }
 
     /// Moves the model to the threads of another, with which it takes turns.
@@ -192,7 +210,8 @@ impl Runner {
             }
         }
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
-        let asking = self.head.as_ref().map(|head| heads::asking(head, batch));
+        let head = self.head.as_ref().filter(|_| !self.head_rests);
+        let asking = head.map(|head| heads::asking(head, batch));
         let batch = asking.as_ref().unwrap_or(batch);
         let mut step = self.backend.begin();
         let bank = self.bank.get();
@@ -221,7 +240,7 @@ impl Runner {
                 }
             }
         }
-        self.features = match &self.head {
+        self.features = match head {
             Some(head) => heads::features(head, batch, &output, &mut step, &fence),
             None => Vec::new(),
         };

@@ -47,6 +47,22 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_REPEAT", default_value = "3",
           value_parser = super::at_least_one)]
     pub(crate) repeat: usize,
+    /// Decode this many times with drafts and as often without, in turns, and compare
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_PAIRS", value_parser = super::at_least_one,
+          conflicts_with_all = ["trace", "csv", "repeat"])]
+    pub(crate) pairs: Option<usize>,
+    /// A file of prompts for --pairs, one a line; by default noise, answered with noise
+    #[arg(long, value_name = "FILE", env = "MILLSTREAM_PROMPTS", requires = "pairs",
+          value_hint = clap::ValueHint::FilePath)]
+    pub(crate) prompts: Option<PathBuf>,
+    /// For --pairs: draft with somebody who knows the answers and is right this often
+    #[arg(long, value_name = "SHARE", env = "MILLSTREAM_ORACLE", requires = "pairs",
+          value_parser = share)]
+    pub(crate) oracle: Option<f64>,
+    /// For --pairs: draft this many tokens in every round, whether it pays or not
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_FIXED_DRAFT", requires = "pairs",
+          value_parser = super::at_least_one)]
+    pub(crate) fixed_draft: Option<usize>,
     /// Write a trace of the last run's reads and computations, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_TRACE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) trace: Option<PathBuf>,
@@ -134,4 +150,11 @@ pub(crate) enum SynthRouter {
 fn group_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
     use clap::builder::{PossibleValuesParser, TypedValueParser};
     PossibleValuesParser::new(["32", "64", "128"]).try_map(|group| group.parse::<usize>())
+}
+
+fn share(text: &str) -> Result<f64, &'static str> {
+    match text.trim().parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected a number from 0 to 1"),
+    }
 }

@@ -65,3 +65,10 @@ fn block_size(text: &str) -> Result<usize, String> {
         size => Ok(size),
     }
 }
+
+impl SpeculationArgs {
+    /// Whether something beside looking up what is repeated was asked for.
+    pub(crate) fn names_a_source(&self) -> bool {
+        self.mtp || self.draft_model.is_some() || self.dflash.is_some()
+    }
+}

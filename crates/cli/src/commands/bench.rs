@@ -1,5 +1,6 @@
 //! `millstream bench`: prefill and decode speed at several context lengths, against the memory's own.
 
+mod pairs;
 mod streaming;
 
 use std::time::Instant;
@@ -54,6 +55,9 @@ struct Run {
 
 pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
     let model = invocation.open(&args.model)?;
+    if let Some(pairs) = args.pairs {
+        return pairs::run(pairs, args, &model, invocation);
+    }
     let longest = args.prompt_tokens.iter().max().copied().unwrap_or(0) + args.gen_tokens;
     let plan = invocation.plan_for(&model, longest + WARM_UP + REHEARSAL)?;
     let facts = Facts::gather();

@@ -184,6 +184,10 @@ impl Source for DraftModel {
         outcome
     }
 
+    fn clear(&mut self) {
+        self.cache.clear();
+    }
+
     fn forget(&mut self, id: RequestId, tokens: &[u32]) {
         if let Some(sequence) = self.answers.remove(&id) {
             self.cache.insert(&tokens[..sequence.len()], sequence, Worth::Turn);

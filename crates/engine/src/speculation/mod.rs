@@ -266,6 +266,19 @@ impl Drafter {
         own.for_each(|own| own.observe(id, tokens.len(), accepted));
     }
 
+    /// Another oracle in place of the one there is.
+    pub(crate) fn tell_oracle(&mut self, oracle: Oracle) {
+        let place = self.sources.iter_mut().find(|source| source.kind() == SourceKind::Oracle);
+        if let Some(place) = place {
+            *place = Box::new(oracle);
+        }
+    }
+
+    /// Nothing of the past is to be remembered.
+    pub(crate) fn clear(&mut self) {
+        self.sources.iter_mut().for_each(|source| source.clear());
+    }
+
     /// An answer ended or lost its sequence.
     pub(crate) fn forget(&mut self, id: RequestId, tokens: &[u32]) {
         self.sources.iter_mut().for_each(|source| source.forget(id, tokens));

@@ -33,6 +33,9 @@ pub(crate) trait Source: Send {
     /// So many of the tokens that were verified were right.
     fn observe(&mut self, _id: RequestId, _verified: usize, _accepted: usize) {}
 
+    /// Nothing of the past is to be remembered.
+    fn clear(&mut self) {}
+
     /// An answer ended, or lost its sequence.
     fn forget(&mut self, _id: RequestId, _tokens: &[u32]) {}
 }
