@@ -1,6 +1,6 @@
-//! The models inside this program: Pebble and its draft.
+//! The models inside this program: Pebble and what drafts for it.
 //!
-//! They are compiled in, 20 MB in all, so that the program is one file to copy and answers on a machine
+//! They are compiled in, 30 MB in all, so that the program is one file to copy and answers on a machine
 //! without a network, a cache or a models folder. `cargo install --git` builds it that way too. Only a
 //! package registry with a limit on the size of a crate (crates.io: 10 MB) would need them beside the
 //! program instead; the change would be in this file alone.
@@ -32,18 +32,24 @@ macro_rules! files {
 }
 
 /// Every model inside this program.
-pub(crate) static ALL: [Builtin; 2] = [
+pub(crate) static ALL: [Builtin; 3] = [
     Builtin {
         name: "pebble",
         about: "a small mixture of experts that tells stories, reckons and calls tools",
         files: files!("pebble": "config.json", "generation_config.json", "model.safetensors",
-            "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+            "mtp.safetensors", "model.safetensors.index.json", "tokenizer.json",
+            "tokenizer_config.json", "chat_template.jinja"),
     },
     Builtin {
         name: "pebble-draft",
         about: "a smaller, dense model with Pebble's vocabulary, to draft for it",
         files: files!("pebble-draft": "config.json", "generation_config.json", "model.safetensors",
             "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    },
+    Builtin {
+        name: "pebble-dflash",
+        about: "a DFlash head that drafts blocks of sixteen tokens for Pebble; not a model by itself",
+        files: files!("pebble-dflash": "config.json", "model.safetensors"),
     },
 ];
 

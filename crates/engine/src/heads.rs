@@ -38,6 +38,9 @@ pub struct HeadDraft<'a> {
     pub count: usize,
 }
 
+/// Takes a token of a draft by its logits.
+type Choose<'a> = &'a mut dyn FnMut(usize, &[f32]) -> (u32, f32);
+
 impl Runner {
     /// The draft head, if there is one.
     pub fn head(&self) -> Option<&Head> {
@@ -105,6 +108,15 @@ impl Runner {
     /// than asked for, or none, where the head does not reach so far, has not taken in the sequence, or there is no
     /// room for what it writes.
     pub fn head_draft(&mut self, drafts: &mut [HeadDraft<'_>]) -> Vec<Vec<(u32, f32)>> {
+        self.head_draft_by(drafts, |_, logits| likeliest(logits))
+    }
+
+    /// The same with tokens that `choose` takes, told which draft a row of logits is of, and what it says of them.
+    pub fn head_draft_by(
+        &mut self,
+        drafts: &mut [HeadDraft<'_>],
+        mut choose: impl FnMut(usize, &[f32]) -> (u32, f32),
+    ) -> Vec<Vec<(u32, f32)>> {
         let mut answers = vec![Vec::new(); drafts.len()];
         let Some(head) = &self.head else { return answers };
         let (is_block, reach) = (head.spec().is_block(), head.spec().reach());
@@ -123,8 +135,8 @@ impl Runner {
         }
         let going: Vec<usize> = (0..drafts.len()).filter(|&index| counts[index] > 0).collect();
         match is_block {
-            true => self.draft_blocks(drafts, &counts, &going, &mut answers),
-            false => self.draft_chains(drafts, &counts, going, &mut answers),
+            true => self.draft_blocks(drafts, &counts, &going, &mut answers, &mut choose),
+            false => self.draft_chains(drafts, &counts, going, &mut answers, &mut choose),
         }
         // What the drafts wrote is not part of the sequences.
         drafts.iter_mut().for_each(|draft| draft.sequence.advance(0));
@@ -138,6 +150,7 @@ impl Runner {
         counts: &[usize],
         going: &[usize],
         answers: &mut [Vec<(u32, f32)>],
+        choose: Choose<'_>,
     ) {
         let Some(head) = &self.head else { return };
         let shared: Vec<&Sequence> = drafts.iter().map(|draft| &*draft.sequence).collect();
@@ -152,7 +165,8 @@ impl Runner {
             let fence = step.submit();
             let mut rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);
             for &index in &rest[..now] {
-                answers[index].extend(rows.by_ref().take(counts[index]).map(likeliest));
+                let rows = rows.by_ref().take(counts[index]);
+                answers[index].extend(rows.map(|row| choose(index, row)));
             }
             rest = &rest[now..];
         }
@@ -165,6 +179,7 @@ impl Runner {
         counts: &[usize],
         mut going: Vec<usize>,
         answers: &mut [Vec<(u32, f32)>],
+        choose: Choose<'_>,
     ) {
         let Some(head) = &self.head else { return };
         let shared: Vec<&Sequence> = drafts.iter().map(|draft| &*draft.sequence).collect();
@@ -187,7 +202,7 @@ impl Runner {
             let fence = step.submit();
             let rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);
             for (&index, row) in going.iter().zip(rows) {
-                answers[index].push(likeliest(row));
+                answers[index].push(choose(index, row));
             }
             let Some(own) = proposal.hidden else { break };
             let rows = step.read(&fence, own).chunks_exact(width);

@@ -9,9 +9,9 @@
 //! there are slots. So what happens depends on the order of visits alone, never on which read lands
 //! first, and the simulator, which runs this same code, counts what the live bank counts.
 //!
-//! What none but drafted rows want is on trial until the rows are [settled](Cache::settle): found, it
-//! stays where it was in its list; read, it is kept like anything else, but leaves first if the rows were
-//! wrong. Verdicts come in the order of visits too.
+//! What none but drafted rows want is on trial (`trials`) until the rows are [settled](Cache::settle).
+
+mod trials;
 
 use compute::Trial;
 
@@ -303,44 +303,6 @@ impl Cache {
             self.use_in(slot, index, trial);
         }
         self.note_trials(steps, keeps);
-    }
-
-    /// Remembers what drafted rows alone wanted, the shallow before the deep.
-    fn note_trials(&mut self, steps: &[Step], keeps: bool) {
-        let place = &self.place;
-        let is_on_trial = |step: &&Step| {
-            // What passes through is gone, and a prompt moves nothing that it finds.
-            let kept = place[step.key as usize] == step.slot && (keeps || !step.hit);
-            step.trial.is_drafted() && kept
-        };
-        let first = self.unsettled.len();
-        let trials = steps.iter().filter(is_on_trial).map(|step| (step.key, step.trial));
-        self.unsettled.extend(trials);
-        self.unsettled[first..].sort_unstable_by_key(|&(key, trial)| (trial.depth, key));
-    }
-
-    /// Says which drafted rows of the visits since the last verdict were right, bit by row. What they
-    /// wanted becomes the most recently used, visit by visit, the shallow before the deep; what was read
-    /// for others alone leaves first, the last of them before all. Nothing else moves.
-    pub fn settle(&mut self, accepted: u64) {
-        let mut unsettled = std::mem::take(&mut self.unsettled);
-        for (key, trial) in unsettled.drain(..) {
-            let slot = self.place[key as usize];
-            // It may have left, or have been wanted for certain.
-            if slot == NONE {
-                continue;
-            }
-            let probation = &mut self.slots[slot as usize].probation;
-            if trial.rows & accepted != 0 {
-                *probation = false;
-                self.detach(slot);
-                self.push_newest(slot);
-            } else if std::mem::take(probation) {
-                self.detach(slot);
-                self.push_oldest(slot);
-            }
-        }
-        self.unsettled = unsettled;
     }
 
     /// The staging slots that an expert may pass through.

@@ -1,5 +1,7 @@
 //! Tests of `cache.rs`.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -11,6 +13,10 @@ struct Plain {
     staging: Vec<bool>,
     kept: Vec<Vec<u32>>,
     counts: Counts,
+    /// Keys that were read for drafted rows alone.
+    probation: BTreeSet<u32>,
+    /// By visit: list, depth, key and rows.
+    unsettled: Vec<BTreeSet<(usize, u8, u32, u64)>>,
 }
 
 impl Plain {
@@ -21,41 +27,78 @@ impl Plain {
             staging: lists.iter().map(|list| partition.staging[list.class as usize] > 0).collect(),
             kept: vec![Vec::new(); lists.len()],
             counts: Counts::default(),
+            probation: BTreeSet::new(),
+            unsettled: Vec::new(),
         }
     }
 
-    fn visit(&mut self, list: usize, keys: &[u32], manner: Manner) {
+    fn visit(&mut self, list: usize, wanted: &[(u32, Trial)], manner: Manner) {
         let (room, staging, kept) = (self.room[list], self.staging[list], &mut self.kept[list]);
-        let (hits, mut misses): (Vec<u32>, Vec<u32>) =
-            keys.iter().partition(|key| kept.contains(key));
+        let (hits, mut misses): (Vec<_>, Vec<_>) =
+            wanted.iter().copied().partition(|(key, _)| kept.contains(key));
         self.counts.hits += hits.len() as u64;
         self.counts.misses += misses.len() as u64;
+        let drafted: BTreeSet<u32> =
+            wanted.iter().filter(|(_, trial)| trial.rows > 0).map(|(key, _)| *key).collect();
+        self.probation
+            .retain(|key| !hits.iter().any(|(hit, _)| hit == key) || drafted.contains(key));
+        let mut on_trial = Vec::new();
         if manner == Manner::Sweep && staging {
+            misses.sort_by_key(|(_, trial)| trial.depth);
             misses.truncate(room - kept.len());
-            kept.extend(misses);
-            return;
-        }
-        kept.retain(|key| !hits.contains(key));
-        kept.extend(&hits);
-        misses.sort_unstable();
-        let mut used = hits;
-        for key in misses {
-            if kept.len() == room {
-                let in_use = kept.first().is_none_or(|oldest| used.contains(oldest));
-                if in_use && staging {
-                    continue;
-                }
-                kept.remove(0);
+            kept.extend(misses.iter().map(|(key, _)| key));
+            on_trial.extend(&misses);
+        } else {
+            for (key, _) in hits.iter().filter(|(key, _)| !drafted.contains(key)) {
+                kept.retain(|other| other != key);
+                kept.push(*key);
             }
-            kept.push(key);
-            used.push(key);
+            on_trial.extend(&hits);
+            misses.sort_unstable_by_key(|&(key, trial)| (trial.depth, key));
+            let mut used: Vec<u32> = hits.iter().map(|(key, _)| *key).collect();
+            for &(key, trial) in &misses {
+                if kept.len() == room {
+                    let unused = kept.iter().position(|key| !used.contains(key));
+                    if unused.is_none() && staging {
+                        continue;
+                    }
+                    let least = || kept.iter().position(|key| drafted.contains(key));
+                    kept.remove(unused.or_else(least).unwrap_or(0));
+                }
+                kept.push(key);
+                used.push(key);
+                on_trial.push((key, trial));
+            }
+        }
+        on_trial.retain(|(key, _)| drafted.contains(key) && kept.contains(key));
+        let read = |key: &u32| misses.iter().any(|(miss, _)| miss == key);
+        self.probation.retain(|key| !read(key));
+        self.probation.extend(on_trial.iter().map(|(key, _)| *key).filter(read));
+        let entry = |(key, trial): (u32, Trial)| (list, trial.depth, key, trial.rows);
+        self.unsettled.push(on_trial.into_iter().map(entry).collect());
+    }
+
+    fn settle(&mut self, accepted: u64) {
+        for (list, _, key, rows) in std::mem::take(&mut self.unsettled).into_iter().flatten() {
+            let kept = &mut self.kept[list];
+            if !kept.contains(&key) {
+                continue;
+            }
+            if rows & accepted != 0 {
+                kept.retain(|&other| other != key);
+                kept.push(key);
+                self.probation.remove(&key);
+            } else if self.probation.remove(&key) {
+                kept.retain(|&other| other != key);
+                kept.insert(0, key);
+            }
         }
     }
 }
 
 /// Whatever a visit does, its schedule can be carried out.
 #[track_caller]
-fn check_schedule(cache: &Cache, steps: &[Step], keys: &[u32]) {
+pub(super) fn check_schedule(cache: &Cache, steps: &[Step], keys: &[u32]) {
     let mut seen: Vec<u32> = steps.iter().map(|step| step.key).collect();
     let mut wanted = keys.to_vec();
     seen.sort_unstable();
@@ -80,10 +123,10 @@ fn check_schedule(cache: &Cache, steps: &[Step], keys: &[u32]) {
 }
 
 /// Keys of each of three lists.
-const KEYS: u32 = 14;
+pub(super) const KEYS: u32 = 14;
 
 /// Lists and keys of them, and whether it is a prompt.
-fn visits() -> impl Strategy<Value = Vec<(u32, Vec<u32>, bool)>> {
+pub(super) fn visits() -> impl Strategy<Value = Vec<(u32, Vec<u32>, bool)>> {
     let keys = proptest::sample::subsequence((0..KEYS).collect::<Vec<_>>(), 1..12).prop_shuffle();
     let visit = (0..3_u32, keys, prop::bool::weighted(0.2)).prop_map(|(list, mut keys, sweeps)| {
         keys.iter_mut().for_each(|key| *key += list * KEYS);
@@ -93,7 +136,7 @@ fn visits() -> impl Strategy<Value = Vec<(u32, Vec<u32>, bool)>> {
 }
 
 /// Slots of three lists; the first and the last share staging.
-fn partitions() -> impl Strategy<Value = Partition> {
+pub(super) fn partitions() -> impl Strategy<Value = Partition> {
     let kept = (0..10_usize, 0..10_usize, 0..10_usize);
     (kept, prop::collection::vec(0..4_usize, 2)).prop_map(|((a, b, c), staging)| {
         let list = |(class, kept): (u16, usize)| {
@@ -109,6 +152,20 @@ fn partitions() -> impl Strategy<Value = Partition> {
     })
 }
 
+/// Who wants each of the keys of a visit; often rows that are certain.
+pub(super) fn trials() -> impl Strategy<Value = Vec<Trial>> {
+    let trial = (0..4_u8, 1..256_u64).prop_map(|(depth, rows)| match depth {
+        0 => Trial::default(),
+        depth => Trial { depth, rows },
+    });
+    prop::collection::vec(trial, KEYS as usize)
+}
+
+/// For each visit, who wants its keys where rows are drafted, and the verdict after it if there is one.
+fn drafts() -> impl Strategy<Value = Vec<(Option<Vec<Trial>>, Option<u64>)>> {
+    prop::collection::vec((prop::option::of(trials()), prop::option::of(0..256_u64)), 60)
+}
+
 proptest! {
     #[test]
     fn it_keeps_what_a_plain_map_keeps(
@@ -116,6 +173,7 @@ proptest! {
         partition in partitions(),
         forgotten in 0..3 * KEYS,
         guesses in prop::collection::vec(0..3 * KEYS, 60 * 3),
+        drafts in drafts(),
     ) {
         let mut cache = Cache::new(partition.clone());
         let mut plain = Plain::new(&partition);
@@ -129,8 +187,12 @@ proptest! {
                 .iter()
                 .filter_map(|&key| Some((key, cache.stage(key, |_, _| true)?)))
                 .collect();
-            cache.visit(keys, &[], manner, &mut steps);
-            plain.visit(list, keys, manner);
+            let trials = drafts[index].0.as_ref().map_or(&[][..], |trials| &trials[..keys.len()]);
+            cache.visit(keys, trials, manner, &mut steps);
+            let trial_of = |at: usize| trials.get(at).copied().unwrap_or_default();
+            let wanted: Vec<(u32, Trial)> =
+                keys.iter().enumerate().map(|(at, &key)| (key, trial_of(at))).collect();
+            plain.visit(list, &wanted, manner);
             for step in &steps {
                 let slot = guessed.iter().find(|guess| guess.0 == step.key).map(|guess| guess.1);
                 prop_assert_eq!(step.staged, slot.is_some());
@@ -139,6 +201,7 @@ proptest! {
             check_schedule(&cache, &steps, keys);
             for step in &steps {
                 prop_assert_eq!(step.hit, before.contains(&step.key));
+                prop_assert!(wanted.contains(&(step.key, step.trial)));
             }
             if *sweeps && plain.staging[list] {
                 for key in before {
@@ -148,6 +211,11 @@ proptest! {
             if index % 7 == 3 {
                 cache.forget(forgotten);
                 plain.kept.iter_mut().for_each(|kept| kept.retain(|&key| key != forgotten));
+                plain.probation.remove(&forgotten);
+            }
+            if let Some(accepted) = drafts[index].1 {
+                cache.settle(accepted);
+                plain.settle(accepted);
             }
             let expected = plain.kept.iter().flat_map(|kept| kept.iter().rev().copied());
             prop_assert_eq!(cache.kept().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
@@ -162,7 +230,7 @@ proptest! {
 }
 
 /// A cache of one list.
-fn cache(kept: usize, staging: usize) -> Cache {
+pub(super) fn cache(kept: usize, staging: usize) -> Cache {
     let lists = vec![ListSize { class: 0, kept }];
     Cache::new(Partition { lists, staging: vec![staging], list_of: vec![0; 16] })
 }

@@ -464,3 +464,33 @@ fn forking_during_a_step_is_a_bug() {
     memory.prepare(&mut sequence, 1).unwrap();
     sequence.fork();
 }
+
+#[test]
+fn what_a_head_has_taken_in_follows_its_sequence() {
+    let layout = Layout::new(vec![kv(1, 16, None)]).unwrap();
+    let mut memory = memory(&layout, &capacity(300, 2, 0));
+    let mut sequence = memory.sequence().unwrap();
+    memory.prepare(&mut sequence, 100).unwrap();
+    sequence.advance(100);
+    assert_eq!(sequence.head_len(), 0);
+    sequence.set_head_len(90);
+    let checkpoint = sequence.fork();
+    assert_eq!(checkpoint.head_len(), 90);
+    // A draft comes and goes.
+    memory.prepare(&mut sequence, 40).unwrap();
+    sequence.advance(0);
+    assert_eq!((sequence.len(), sequence.head_len()), (100, 90));
+    sequence.truncate(95).unwrap();
+    assert_eq!(sequence.head_len(), 90);
+    sequence.truncate(33).unwrap();
+    assert_eq!(sequence.head_len(), 33);
+    sequence.restore(&checkpoint);
+    assert_eq!(sequence.head_len(), 90);
+}
+
+#[test]
+#[should_panic(expected = "a head took in 1 positions of 0")]
+fn a_head_cannot_be_ahead_of_its_sequence() {
+    let layout = Layout::new(vec![kv(1, 16, None)]).unwrap();
+    memory(&layout, &capacity(64, 1, 0)).sequence().unwrap().set_head_len(1);
+}

@@ -593,3 +593,7 @@ fn row_ranges(job: usize, w: Matrix<'_>) -> impl Iterator<Item = (usize, Range<u
     let step = (TASK_BYTES / (w.bytes() / rows.max(1)).max(1)).clamp(1, rows.max(1));
     (0..rows).step_by(step).map(move |start| (job, start..rows.min(start + step)))
 }
+
+#[cfg(test)]
+#[path = "moe_tests.rs"]
+mod tests;

@@ -496,3 +496,7 @@ impl Step for CpuStep<'_> {
         self.view(x).read()
     }
 }
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod tests;

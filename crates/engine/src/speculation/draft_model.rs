@@ -12,6 +12,7 @@ use state::{CacheLimits, PrefixCache, Sequence, Worth};
 use super::SourceKind;
 use super::controller::Offer;
 use super::source::{Source, Wanted, bucket};
+use crate::sampler::Scratch;
 use crate::{RequestId, Result, Runner};
 
 /// Sequences of ended answers that are kept, for the next turn.
@@ -22,6 +23,7 @@ pub(crate) struct DraftModel {
     runner: Runner,
     answers: HashMap<RequestId, Sequence>,
     cache: PrefixCache,
+    scratch: Scratch,
 }
 
 impl DraftModel {
@@ -31,7 +33,8 @@ impl DraftModel {
         let tokens = runner.options().pool_positions();
         let limits = CacheLimits { entries: ENTRIES, tokens };
         let cache = PrefixCache::new(limits, runner.memory().is_rewindable());
-        DraftModel { runner, answers: HashMap::new(), cache }
+        let (answers, scratch) = (HashMap::new(), Scratch::default());
+        DraftModel { runner, answers, cache, scratch }
     }
 
     /// The sequence of an answer, or the longest beginning of it that is known.
@@ -51,11 +54,12 @@ impl DraftModel {
         }
     }
 
-    /// One step of several sequences; the likeliest token after each that reaches its end, and its probability.
+    /// One step of several sequences; the token drafted after each that reaches its end, and its probability.
     fn step(
         &mut self,
         sequences: &mut [Sequence],
         rows: &[(usize, &[u32], bool)],
+        wanted: &[Wanted<'_>],
     ) -> Result<Vec<(usize, u32, f32)>> {
         let mut batch = Batch::default();
         let mut wanting = Vec::new();
@@ -69,8 +73,9 @@ impl DraftModel {
         }
         let mut found = Vec::with_capacity(wanting.len());
         let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
+        let scratch = &mut self.scratch;
         let failures = self.runner.forward(&batch, &mut all, |row, logits| {
-            let (token, probability) = likeliest(logits);
+            let (token, probability) = wanted[wanting[row]].choice.choose(logits, scratch);
             found.push((wanting[row], token, probability));
         })?;
         match failures.into_iter().next() {
@@ -120,17 +125,19 @@ impl DraftModel {
                     (index, part, counts[index] == left[index])
                 })
                 .collect();
-            ends.extend(self.step(sequences, &rows)?);
+            ends.extend(self.step(sequences, &rows, wanted)?);
         }
         // Go on in forks.
         let mut forks: Vec<Sequence> = sequences.iter().map(Sequence::fork).collect();
         loop {
             for (index, token, probability) in std::mem::take(&mut ends) {
-                wanted[index].draft.push(token, bucket(probability));
+                wanted[index].choice.draft.push(token, bucket(probability));
             }
             // Without a first token there was nothing new to read.
-            let unfinished =
-                |w: &Wanted<'_>| !w.draft.tokens.is_empty() && w.draft.tokens.len() < w.count;
+            let unfinished = |w: &Wanted<'_>| {
+                let draft = &w.choice.draft.tokens;
+                !draft.is_empty() && draft.len() < w.count
+            };
             let counts: Vec<usize> = wanted.iter().map(|w| usize::from(unfinished(w))).collect();
             if counts.iter().all(|&count| count == 0) {
                 return Ok(());
@@ -140,11 +147,11 @@ impl DraftModel {
                 .iter()
                 .enumerate()
                 .filter(|(_, w)| unfinished(w))
-                .filter_map(|(index, w)| Some((index, [*w.draft.tokens.last()?])))
+                .filter_map(|(index, w)| Some((index, [*w.choice.draft.tokens.last()?])))
                 .collect();
             let rows: Vec<(usize, &[u32], bool)> =
                 last.iter().map(|(index, token)| (*index, token.as_slice(), true)).collect();
-            ends = self.step(&mut forks, &rows)?;
+            ends = self.step(&mut forks, &rows, wanted)?;
         }
     }
 }
@@ -193,16 +200,4 @@ impl Source for DraftModel {
             self.cache.insert(&tokens[..sequence.len()], sequence, Worth::Turn);
         }
     }
-}
-
-/// The likeliest token, the lowest of equal ones, and its probability.
-fn likeliest(logits: &[f32]) -> (u32, f32) {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (token as u32, logit);
-        }
-    }
-    let mass: f32 = logits.iter().map(|logit| (logit - best.1).exp()).sum();
-    (best.0, 1.0 / mass)
 }

@@ -12,6 +12,7 @@ use super::SourceKind;
 use super::controller::Offer;
 use super::source::{Passed, Source, Wanted, bucket};
 use crate::heads::{HeadDraft, HeadTokens};
+use crate::sampler::Scratch;
 use crate::{RequestId, Result, Runner};
 
 /// Rows of an answer that are taken in together.
@@ -25,6 +26,7 @@ pub(crate) struct HeadSource {
     reach: usize,
     context: usize,
     answers: HashMap<RequestId, Follower>,
+    scratch: Scratch,
 }
 
 /// How far the head has followed an answer.
@@ -52,7 +54,8 @@ impl HeadSource {
         let kind = if spec.is_block() { SourceKind::Dflash } else { SourceKind::Mtp };
         let reach = spec.reach().min(most);
         let width = spec.features().width;
-        HeadSource { kind, width, reach, context, answers: HashMap::new() }
+        let (answers, scratch) = (HashMap::new(), Scratch::default());
+        HeadSource { kind, width, reach, context, answers, scratch }
     }
 
     /// Lets the head take in what is pending of some answers: whose, all their tokens, their sequences.
@@ -100,18 +103,20 @@ impl Source for HeadSource {
             wanted.iter_mut().map(|w| (w.id, w.tokens, &mut *w.sequence)).collect();
         self.read(target, &mut of);
         let mut drafts = Vec::with_capacity(wanted.len());
-        for wanted in wanted.iter_mut() {
-            let feature = self.answers.get(&wanted.id).map_or(&[][..], |f| f.last(self.width));
-            let token = wanted.tokens.last().copied().unwrap_or(0);
-            let (sequence, count) = (&mut *wanted.sequence, wanted.count);
-            drafts.push(HeadDraft { sequence, token, feature, count });
+        let mut choices = Vec::with_capacity(wanted.len());
+        for Wanted { id, tokens, sequence, count, choice } in wanted.iter_mut() {
+            let feature = self.answers.get(id).map_or(&[][..], |f| f.last(self.width));
+            let token = tokens.last().copied().unwrap_or(0);
+            drafts.push(HeadDraft { sequence, token, feature, count: *count });
+            choices.push(choice);
         }
-        let found = target.head_draft(&mut drafts);
-        for (wanted, tokens) in wanted.iter_mut().zip(found) {
-            tokens.into_iter().for_each(|(token, probability)| {
-                wanted.draft.push(token, bucket(probability));
-            });
-        }
+        let scratch = &mut self.scratch;
+        target.head_draft_by(&mut drafts, |index, logits| {
+            let choice = &mut choices[index];
+            let (token, probability) = choice.choose(logits, scratch);
+            choice.draft.push(token, bucket(probability));
+            (token, probability)
+        });
         Ok(())
     }
 

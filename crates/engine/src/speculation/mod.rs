@@ -35,7 +35,7 @@ pub use oracle::Oracle;
 pub use report::{PassFit, Report, SourceReport};
 pub(crate) use source::Draft;
 pub(crate) use source::Passed;
-use source::{Source, Wanted};
+use source::{Choice, Source, Wanted};
 
 use experts::StreamedBank;
 use model::{Batch, SegmentKind};
@@ -177,6 +177,7 @@ impl Drafter {
                 }
                 let Active { job, sequence, draft, .. } = &mut **subject;
                 draft.source = Some(kind);
+                let (sampling, generated) = (&job.sampling, job.generated());
                 cost.sequences += 1;
                 cost.tokens = cost.tokens.max(pick.count);
                 cost.read += offer.behind;
@@ -185,7 +186,7 @@ impl Drafter {
                     tokens: &job.tokens,
                     sequence,
                     count: pick.count,
-                    draft,
+                    choice: Choice { sampling, generated, draft },
                 });
             }
             if wanted.is_empty() {
@@ -197,7 +198,7 @@ impl Drafter {
             self.controller.observe_draft(&cost);
             if let Err(error) = outcome {
                 tracing::warn!(%error, source = ?kind, "a draft source failed and is left out from now on");
-                wanted.iter_mut().for_each(|wanted| wanted.draft.clear());
+                wanted.iter_mut().for_each(|wanted| wanted.choice.draft.clear());
                 self.sources.remove(index);
                 break;
             }

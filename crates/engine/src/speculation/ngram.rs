@@ -107,11 +107,12 @@ impl Source for NGram {
     }
 
     fn draft(&mut self, _target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()> {
-        for Wanted { id, tokens, count, draft, .. } in wanted {
+        for Wanted { id, tokens, count, choice, .. } in wanted {
             let found = self.answers.get(id).and_then(|index| index.find(tokens));
             let Some((at, same)) = found else { continue };
             for index in 0..*count {
-                draft.push(follow(tokens, at, &draft.tokens, index), bucket(same));
+                let token = follow(tokens, at, &choice.draft.tokens, index);
+                choice.draft.push(token, bucket(same));
             }
         }
         Ok(())

@@ -54,11 +54,11 @@ impl Source for Oracle {
 
     fn draft(&mut self, target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()> {
         let vocab = target.spec().vocab;
-        for Wanted { tokens, count, draft, .. } in wanted {
+        for Wanted { tokens, count, choice, .. } in wanted {
             let known = self.texts.iter().find(|text| text.starts_with(tokens));
             for position in tokens.len()..tokens.len() + *count {
                 let truth = known.and_then(|text| text.get(position)).copied();
-                draft.push(self.token(position, truth, vocab), BUCKET);
+                choice.draft.push(self.token(position, truth, vocab), BUCKET);
             }
         }
         Ok(())

@@ -19,6 +19,8 @@ const YOUNG: usize = 5;
 const CLIP: (f64, f64) = (0.5, 1.6);
 /// Seconds another row is assumed to add before it was measured, relative to the first row.
 const ASSUMED_ROW: f64 = 0.5;
+/// Passes over which missed bytes are averaged: they scatter more than anything else.
+const MISSED_MEMORY: f64 = 50.0;
 const MOST_ROWS: usize = 4096;
 /// A pass of an hour says nothing about passes.
 const MOST_SECONDS: f64 = 3600.0;
@@ -34,15 +36,63 @@ struct Cell {
     last: u64,
 }
 
+impl Cell {
+    /// Takes a sample, clipped to what is expected. Returns by how much bytes and seconds differ from
+    /// the mean before, once there is one.
+    fn observe(
+        &mut self,
+        pass: u64,
+        bytes: f64,
+        byte: f64,
+        seconds: f64,
+        foretold: Option<f64>,
+    ) -> Option<(f64, f64)> {
+        self.last = pass;
+        let more = bytes - self.bytes;
+        if self.young.len() < YOUNG {
+            let first = foretold.filter(|_| self.young.is_empty()).unwrap_or(seconds);
+            self.young.push(seconds.min(2.0 * first));
+            let mut sorted = self.young.clone();
+            sorted.sort_by(f64::total_cmp);
+            let middle = sorted[(sorted.len() - 1) / 2];
+            let clipped = sorted.iter().map(|s| s.clamp(CLIP.0 * middle, CLIP.1 * middle));
+            self.seconds = clipped.sum::<f64>() / sorted.len() as f64;
+            self.weight = sorted.len() as f64;
+            self.bytes += more / self.weight;
+            return None;
+        }
+        let expected = (self.seconds + byte * more).max(CLIP.0 * self.seconds);
+        let slower = seconds.clamp(CLIP.0 * expected, CLIP.1 * expected) - self.seconds;
+        self.weight = DECAY * self.weight + 1.0;
+        self.seconds += slower / self.weight;
+        self.bytes += more / self.weight;
+        Some((more, slower))
+    }
+
+    /// How often it was measured, less if that is long ago.
+    fn evidence(&self, passes: u64) -> f64 {
+        let age = (passes - self.last).min(100_000) as f64;
+        self.weight * (-age / 500.0).exp()
+    }
+
+    /// Seconds apart from missed bytes.
+    fn net(&self, byte: f64) -> f64 {
+        (self.seconds - byte * self.bytes).max(0.0)
+    }
+}
+
 /// The measured cost of passes.
 #[derive(Default)]
 pub(super) struct PassCost {
+    /// Plain passes only, by sequences: what everything is compared with is not mixed with verifying.
+    plain: BTreeMap<usize, Cell>,
+    /// All passes, by rows.
     cells: BTreeMap<usize, Cell>,
     /// Within row counts: covariance of bytes and seconds, variance of bytes.
     covariance: f64,
     variance: f64,
-    /// Bytes first missed by a row at each depth, and whether that was ever seen.
-    missed: [Option<f64>; POSITIONS + 1],
+    /// Bytes first missed by a row at each depth, and how often that was seen.
+    missed: [(f64, f64); POSITIONS + 1],
     /// Share of the wanted expert bytes that plain passes missed.
     missed_share: f64,
     passes: u64,
@@ -63,7 +113,7 @@ impl PassCost {
     }
 
     /// Takes note of a pass; nonsense times are ignored.
-    pub(super) fn observe(&mut self, rows: usize, bytes: u64, seconds: f64) {
+    pub(super) fn observe(&mut self, rows: usize, sequences: usize, bytes: u64, seconds: f64) {
         let sensible = seconds > 0.0 && seconds < MOST_SECONDS;
         if !sensible || rows == 0 || rows > MOST_ROWS {
             return;
@@ -72,31 +122,17 @@ impl PassCost {
         let bytes = bytes as f64;
         let byte = self.byte();
         // Before a row count has samples of its own, its neighbours say what is out of the question.
-        let foretold =
-            (!self.cells.is_empty()).then(|| self.net(rows, &self.line()) + byte * bytes);
-        let passes = self.passes;
+        let foretold = (!self.cells.is_empty()).then(|| self.seconds(rows, bytes));
         let cell = self.cells.entry(rows).or_default();
-        cell.last = passes;
-        if cell.young.len() < YOUNG {
-            let first = foretold.filter(|_| cell.young.is_empty()).unwrap_or(seconds);
-            cell.young.push(seconds.min(2.0 * first));
-            let mut sorted = cell.young.clone();
-            sorted.sort_by(f64::total_cmp);
-            let middle = sorted[(sorted.len() - 1) / 2];
-            let clipped = sorted.iter().map(|s| s.clamp(CLIP.0 * middle, CLIP.1 * middle));
-            cell.seconds = clipped.sum::<f64>() / sorted.len() as f64;
-            cell.bytes += (bytes - cell.bytes) / sorted.len() as f64;
-            cell.weight = sorted.len() as f64;
-            return;
+        let sample = cell.observe(self.passes, bytes, byte, seconds, foretold);
+        if let Some((more, seconds)) = sample {
+            self.covariance = BYTES_DECAY * self.covariance + more * seconds;
+            self.variance = BYTES_DECAY * self.variance + more * more;
         }
-        let more = bytes - cell.bytes;
-        let expected = (cell.seconds + byte * more).max(CLIP.0 * cell.seconds);
-        let seconds = seconds.clamp(CLIP.0 * expected, CLIP.1 * expected);
-        self.covariance = BYTES_DECAY * self.covariance + more * (seconds - cell.seconds);
-        self.variance = BYTES_DECAY * self.variance + more * more;
-        cell.weight = DECAY * cell.weight + 1.0;
-        cell.seconds += (seconds - cell.seconds) / cell.weight;
-        cell.bytes += more / cell.weight;
+        if rows == sequences {
+            let cell = self.plain.entry(rows).or_default();
+            cell.observe(self.passes, bytes, byte, seconds, None);
+        }
     }
 
     /// Takes note of the bytes missed by depth: `bytes[i]` over `rows[i]` rows at depth i.
@@ -104,7 +140,8 @@ impl PassCost {
         for ((missed, &bytes), &rows) in self.missed.iter_mut().zip(bytes).zip(rows) {
             if rows > 0 {
                 let each = bytes as f64 / rows as f64;
-                *missed = Some(missed.map_or(each, |old| old + 0.1 * (each - old)));
+                missed.1 += 1.0;
+                missed.0 += (each - missed.0) / missed.1.min(MISSED_MEMORY);
             }
         }
     }
@@ -122,10 +159,11 @@ impl PassCost {
         self.missed_share
     }
 
-    /// Bytes a row at `depth` is expected to miss; depth 0 is the row that is no draft.
+    /// Bytes a row at `depth` is expected to miss; depth 0 is the row that is no draft. Where
+    /// none was seen, as many as the deepest before it.
     pub(super) fn missed_at(&self, depth: usize) -> f64 {
-        let plain = self.missed[0].unwrap_or(0.0);
-        self.missed[depth.min(POSITIONS)].unwrap_or(plain)
+        let seen = self.missed[..=depth.min(POSITIONS)].iter().rev().find(|missed| missed.1 > 0.0);
+        seen.map_or(0.0, |missed| missed.0)
     }
 
     /// Seconds a missed byte costs, from how passes of the same row count differ.
@@ -141,32 +179,59 @@ impl PassCost {
 
     /// Seconds of a plain pass.
     pub(super) fn plain(&self, sequences: usize) -> f64 {
-        self.seconds(sequences, sequences as f64 * self.missed_at(0))
+        let bytes = sequences as f64 * self.missed_at(0);
+        (self.plain_net(sequences) + self.byte() * bytes).max(1e-9)
+    }
+
+    /// Seconds of a plain pass apart from its missed bytes.
+    pub(super) fn plain_net(&self, sequences: usize) -> f64 {
+        match self.plain.get(&sequences) {
+            Some(cell) if cell.weight >= 3.0 => cell.net(self.byte()),
+            _ => self.net(sequences.max(1), &self.line()),
+        }
+    }
+
+    /// How often a plain pass of so many sequences was measured, less if that is long ago.
+    pub(super) fn plain_evidence(&self, sequences: usize) -> f64 {
+        self.plain.get(&sequences).map_or(0.0, |cell| cell.evidence(self.passes))
     }
 
     /// Seconds of a pass of `rows` rows apart from its missed bytes, for every row count up to `most`.
     pub(super) fn curve(&self, most: usize) -> Vec<f64> {
         let line = self.line();
-        (0..=most).map(|rows| if rows == 0 { 0.0 } else { self.net(rows, &line) }).collect()
+        let points: Vec<(usize, f64, f64)> = self
+            .cells
+            .iter()
+            .map(|(&rows, cell)| (rows, cell.net(line.byte), cell.weight))
+            .collect();
+        let point = |index: usize| points.get(index).map(|&(rows, net, _)| (rows as f64, net));
+        let mut curve = vec![0.0; most + 1];
+        // The number of measured row counts below the one at hand.
+        let mut below = 0_usize;
+        for (rows, seconds) in curve.iter_mut().enumerate().skip(1) {
+            let before = below.checked_sub(1).and_then(point);
+            match points.get(below) {
+                Some(&(measured, own, weight)) if measured == rows => {
+                    let others = between(rows, before, point(below + 1), &line);
+                    *seconds = if points.len() == 1 { own } else { lean(own, weight, others) };
+                    below += 1;
+                }
+                _ => *seconds = between(rows, before, point(below), &line),
+            }
+        }
+        curve
     }
 
     /// How often this row count was measured, less if that is long ago.
     pub(super) fn evidence(&self, rows: usize) -> f64 {
-        self.cells.get(&rows).map_or(0.0, |cell| {
-            let age = (self.passes - cell.last).min(100_000) as f64;
-            cell.weight * (-age / 500.0).exp()
-        })
+        self.cells.get(&rows).map_or(0.0, |cell| cell.evidence(self.passes))
     }
 
-    /// Seconds by which a row count is dearer than its neighbours suggest.
-    pub(super) fn excess(&self, rows: usize) -> f64 {
-        let line = self.line();
-        (self.net(rows, &line) - self.between(rows, Some(rows), &line)).max(0.0)
-    }
-
-    /// The largest row count up to this one that was measured, or else this one.
-    pub(super) fn measured_below(&self, rows: usize) -> usize {
-        self.cells.range(..=rows).next_back().map_or(rows, |(&measured, _)| measured)
+    /// The largest smaller row count that was measured a few times not long ago, or 0.
+    pub(super) fn known_below(&self, rows: usize) -> usize {
+        let known = |cell: &Cell| cell.evidence(self.passes) >= 2.5;
+        let below = self.cells.range(..rows).rev().find(|(_, cell)| known(cell));
+        below.map_or(0, |(&measured, _)| measured)
     }
 
     /// The straight line through everything measured.
@@ -176,7 +241,7 @@ impl PassCost {
         let Some((&least, first)) = self.cells.first_key_value().filter(|_| total > 0.0) else {
             return Line { base: 0.0, row: 0.0, byte };
         };
-        let net = |cell: &Cell| (cell.seconds - byte * cell.bytes).max(0.0);
+        let net = |cell: &Cell| cell.net(byte);
         let mean = |value: &dyn Fn(usize, &Cell) -> f64| {
             self.cells.iter().map(|(&r, cell)| cell.weight * value(r, cell)).sum::<f64>() / total
         };
@@ -196,38 +261,110 @@ impl PassCost {
 
     /// Seconds of a pass apart from missed bytes.
     fn net(&self, rows: usize, line: &Line) -> f64 {
-        let between = |skip: Option<usize>| self.between(rows, skip, line);
+        let others = self.others(rows, line);
         match self.cells.get(&rows) {
-            None => between(None),
-            Some(cell) => {
-                let own = (cell.seconds - line.byte * cell.bytes).max(0.0);
-                if self.cells.len() == 1 {
-                    return own;
-                }
-                // A single sample leans on its neighbours, many do not.
-                (cell.weight * own + 0.5 * between(Some(rows))) / (cell.weight + 0.5)
-            }
+            None => others,
+            Some(cell) if self.cells.len() == 1 => cell.net(line.byte),
+            Some(cell) => lean(cell.net(line.byte), cell.weight, others),
         }
     }
 
     /// What the measured neighbours of a row count say about it.
-    fn between(&self, rows: usize, skip: Option<usize>, line: &Line) -> f64 {
-        let net = |(&rows, cell): (&usize, &Cell)| {
-            (rows as f64, (cell.seconds - line.byte * cell.bytes).max(0.0))
-        };
-        let below = self.cells.range(..=rows).rev().find(|(r, _)| Some(**r) != skip).map(net);
-        let above = self.cells.range(rows..).find(|(r, _)| Some(**r) != skip).map(net);
-        let at = rows as f64;
-        match (below, above) {
-            (Some((low, before)), Some((high, after))) if high > low => {
-                before + (after - before) * (at - low) / (high - low)
-            }
-            (Some((low, before)), _) => before + line.row * (at - low),
-            // Fewer rows than ever measured: less, but not out of proportion.
-            (None, Some((high, after))) => {
-                (after - line.row * (high - at)).max(after * (at / high).max(0.3))
-            }
-            (None, None) => 0.0,
+    fn others(&self, rows: usize, line: &Line) -> f64 {
+        let point = |(&rows, cell): (&usize, &Cell)| (rows as f64, cell.net(line.byte));
+        let before = self.cells.range(..rows).next_back().map(point);
+        let after = self.cells.range(rows + 1..).next().map(point);
+        between(rows, before, after, line)
+    }
+}
+
+/// A single sample leans on its neighbours, many do not.
+fn lean(own: f64, weight: f64, others: f64) -> f64 {
+    (weight * own + 0.5 * others) / (weight + 0.5)
+}
+
+/// Seconds between two measured row counts, or beyond the only one.
+fn between(rows: usize, before: Option<(f64, f64)>, after: Option<(f64, f64)>, line: &Line) -> f64 {
+    let at = rows as f64;
+    match (before, after) {
+        (Some((low, before)), Some((high, after))) => {
+            before + (after - before) * (at - low) / (high - low)
         }
+        (Some((low, before)), None) => before + line.row * (at - low),
+        // Fewer rows than ever measured: less, but not out of proportion.
+        (None, Some((high, after))) => {
+            (after - line.row * (high - at)).max(after * (at / high).max(0.3))
+        }
+        (None, None) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PassCost;
+
+    #[track_caller]
+    fn check(cost: &PassCost, rows: usize, bytes: f64, expect: f64) {
+        let is = cost.seconds(rows, bytes);
+        assert!((is / expect - 1.0).abs() < 0.05, "{rows} rows, {bytes} bytes: {is}, not {expect}");
+    }
+
+    #[test]
+    fn before_it_is_measured_a_row_adds_half_a_pass() {
+        let mut cost = PassCost::default();
+        (0..8).for_each(|_| cost.observe(1, 1, 0, 0.04));
+        check(&cost, 1, 0.0, 0.04);
+        check(&cost, 2, 0.0, 0.06);
+        check(&cost, 5, 0.0, 0.12);
+    }
+
+    #[test]
+    fn steps_are_kept_and_gaps_are_bridged() {
+        let mut cost = PassCost::default();
+        for _ in 0..20 {
+            for (rows, seconds) in [(1, 0.039), (5, 0.096), (6, 0.151), (8, 0.181)] {
+                cost.observe(rows, 1, 0, seconds);
+            }
+        }
+        check(&cost, 5, 0.0, 0.096);
+        check(&cost, 6, 0.0, 0.151);
+        check(&cost, 3, 0.0, 0.0675);
+        check(&cost, 7, 0.0, 0.166);
+    }
+
+    #[test]
+    fn one_slow_pass_is_clipped_and_many_are_believed() {
+        let mut cost = PassCost::default();
+        // The very first is slow, and one later.
+        for pass in 0..30 {
+            cost.observe(1, 1, 0, if pass == 0 || pass == 20 { 0.2 } else { 0.04 });
+        }
+        check(&cost, 1, 0.0, 0.04);
+        (0..200).for_each(|_| cost.observe(1, 1, 0, 0.2));
+        check(&cost, 1, 0.0, 0.2);
+    }
+
+    #[test]
+    fn missed_bytes_are_told_from_rows() {
+        let mut cost = PassCost::default();
+        for pass in 0..200_u64 {
+            let (rows, bytes) = (1 + pass as usize % 3, (pass * 7919) % 1000 * 10_000);
+            let seconds = 0.01 + 0.002 * (rows as f64 - 1.0) + 2e-9 * bytes as f64;
+            cost.observe(rows, 1, bytes, seconds);
+        }
+        check(&cost, 1, 0.0, 0.01);
+        check(&cost, 3, 5e6, 0.024);
+        check(&cost, 2, 1e7, 0.032);
+    }
+
+    #[test]
+    fn plain_passes_of_several_sequences_are_not_mixed_with_verifying_one() {
+        let mut cost = PassCost::default();
+        for _ in 0..50 {
+            cost.observe(1, 1, 0, 0.01);
+            cost.observe(4, 1, 0, 0.02);
+            cost.observe(4, 4, 0, 0.03);
+        }
+        assert!((cost.plain(4) - 0.03).abs() < 1e-3, "{}", cost.plain(4));
     }
 }

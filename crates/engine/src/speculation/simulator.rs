@@ -281,7 +281,7 @@ impl World {
                 *lag += usize::from(self.sources[source].lags && !used);
             }
         }
-        self.pass(controller, &counts, rows, sum);
+        self.pass(controller, &counts, rows);
         sum.rounds += 1;
         sum.tokens += tokens;
         sum.verified += rows - sequences;
@@ -290,8 +290,8 @@ impl World {
         sum.seconds += self.pass_seconds(rows, sequences);
     }
 
-    fn pass(&mut self, controller: &mut Controller, counts: &[usize], rows: usize, sum: &mut Sum) {
-        let _ = sum;
+    /// Tells the controller of a pass, with noise.
+    fn pass(&mut self, controller: &mut Controller, counts: &[usize], rows: usize) {
         let sequences = self.sequences;
         let mut by_depth = vec![0_u64; 1 + counts.iter().max().copied().unwrap_or(0)];
         let (mut bytes_seconds, mut wanted) = (0.0, 0);

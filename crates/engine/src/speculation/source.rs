@@ -4,6 +4,7 @@ use state::Sequence;
 
 use super::SourceKind;
 use super::controller::Offer;
+use crate::sampler::{Sampled, SamplingParams, Scratch, TokenCounts, sample};
 use crate::{RequestId, Result, Runner};
 
 /// Proposes how answers go on. A source may be wrong, slow or silent; it never changes an answer.
@@ -49,7 +50,53 @@ pub(crate) struct Wanted<'a> {
     pub(crate) sequence: &'a mut Sequence,
     /// Tokens at most.
     pub(crate) count: usize,
+    pub(crate) choice: Choice<'a>,
+}
+
+/// How the next token of a draft is chosen.
+pub(crate) struct Choice<'a> {
+    pub(crate) sampling: &'a SamplingParams,
+    pub(crate) generated: usize,
     pub(crate) draft: &'a mut Draft,
+}
+
+impl Choice<'_> {
+    /// The next token of the draft, by the source's own logits, and its probability.
+    ///
+    /// A token that will be drawn is drawn here with the same random number, over the same order of tokens: the more
+    /// alike the two distributions are, the more often both draws are the same token. So drafts of sampled answers are
+    /// as good as they can be without ever having a say in what the answer is.
+    pub(crate) fn choose(&self, logits: &[f32], scratch: &mut Scratch) -> (u32, f32) {
+        let best = likeliest(logits);
+        if self.sampling.temperature == 0.0 {
+            return best;
+        }
+        let position = (self.generated + self.draft.tokens.len()) as u64;
+        // What the answer has said so far counts for little, and a mask for nothing: the model will see to them.
+        let sampling = SamplingParams {
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logprobs: None,
+            ..self.sampling.clone()
+        };
+        let drawn = sample(logits, &TokenCounts::new(), &sampling, position, None, scratch);
+        let Ok(Sampled { token, .. }) = drawn else { return best };
+        let less = logits[best.0 as usize] - logits[token as usize];
+        (token, best.1 * (-less).exp())
+    }
+}
+
+/// The likeliest token, the lowest of equal ones, and its probability.
+fn likeliest(logits: &[f32]) -> (u32, f32) {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > best.1 {
+            best = (token as u32, logit);
+        }
+    }
+    let mass: f32 = logits.iter().map(|logit| (logit - best.1).exp()).sum();
+    (best.0, 1.0 / mass)
 }
 
 /// Rows that a sequence has advanced by.

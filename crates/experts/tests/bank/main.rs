@@ -9,4 +9,5 @@ mod changes;
 mod counters;
 mod faults;
 mod support;
+mod trials;
 mod visits;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use checkpoint::write::{Declaration, header};
 use checkpoint::{Checkpoint, Dtype, ExpertLayout, FileIndex, Projection};
-use compute::{Activation, Encoding, Expert, ExpertBank, Float, Turn, Visit};
+use compute::{Activation, Encoding, Expert, ExpertBank, Float, Trial, Turn, Visit};
 use experts::device::{ALIGNMENT, Access, Device, Fault, Files, Rule};
 use experts::reader::{Method, Queue};
 use experts::{BankOptions, ClassSlots, LayerExperts, Slots, StreamedBank};
@@ -160,7 +160,21 @@ impl Model {
         rows: usize,
         threads: usize,
     ) -> Visited {
-        let visit = bank.visit(layer, wanted, rows, &[]);
+        self.visit_on_trial(bank, layer, wanted, rows, &[], threads)
+    }
+
+    /// The same in a step with drafted rows, if there are `trials`.
+    #[track_caller]
+    pub(crate) fn visit_on_trial(
+        &self,
+        bank: &StreamedBank,
+        layer: usize,
+        wanted: &[u32],
+        rows: usize,
+        trials: &[Trial],
+        threads: usize,
+    ) -> Visited {
+        let visit = bank.visit(layer, wanted, rows, trials);
         let came = Mutex::new(Vec::new());
         let wrong = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -257,6 +271,15 @@ impl Dice {
     pub(crate) fn roll(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
         ((self.0 >> 33) % below as u64) as usize
+    }
+
+    /// Who wants each of some experts in a step of eight rows: often none but drafted ones.
+    pub(crate) fn trials(&mut self, count: usize) -> Vec<Trial> {
+        let mut trial = || match self.roll(4) {
+            0 => Trial::default(),
+            depth => Trial { depth: depth as u8, rows: 1 + self.roll(255) as u64 },
+        };
+        (0..count).map(|_| trial()).collect()
     }
 
     /// Between 1 and `most` experts, in some order.

@@ -19,6 +19,9 @@ const PREFETCH_BYTES: usize = 8192;
 /// The same for scales, of which a row has an eighth as many bytes.
 const SCALE_PREFETCH_BYTES: usize = 1024;
 
+/// Activation rows that a pass over the weights serves at most: each has a sum in a register.
+const FEW: usize = 8;
+
 /// How codes are packed, as a constant: the kernels below are compiled for each.
 const NIBBLES: u8 = 0;
 const FP4: u8 = 1;
@@ -78,10 +81,9 @@ unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
     rows: Rows<'_>,
     out: Target,
 ) {
-    let decodes = rows.inputs.len() == 1 && w.cols.is_multiple_of(CHUNK);
-    if decodes && CODES == NIBBLES {
+    if CODES == NIBBLES && w.cols.is_multiple_of(CHUNK) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { decode::<KIND, GROUP>(w, range, x, rows, out) };
+        unsafe { whole_chunks::<KIND, GROUP>(w, range, x, rows, out) };
         return;
     }
     for (i, index) in range.enumerate() {
@@ -101,6 +103,125 @@ unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
                     out.put(rows.outputs[done], i, result);
                     done += 1;
                 }
+            }
+        }
+    }
+}
+
+/// Affine nibbles in whole chunks: one row as it is decoded, several in shares of about the same size.
+///
+/// # Safety
+/// As [`kernel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn whole_chunks<const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let shares = rows.inputs.len().div_ceil(FEW);
+    let mut done = 0;
+    for share in 1..=shares {
+        let end = rows.inputs.len() * share / shares;
+        let some = Rows { inputs: &rows.inputs[done..end], outputs: &rows.outputs[done..end] };
+        let range = range.clone();
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            match end - done {
+                0 => {}
+                1 => decode::<KIND, GROUP>(w, range, x, some, out),
+                2 => few::<2, KIND, GROUP>(w, range, x, some, out),
+                3 => few::<3, KIND, GROUP>(w, range, x, some, out),
+                4 => few::<4, KIND, GROUP>(w, range, x, some, out),
+                5 => few::<5, KIND, GROUP>(w, range, x, some, out),
+                6 => few::<6, KIND, GROUP>(w, range, x, some, out),
+                7 => few::<7, KIND, GROUP>(w, range, x, some, out),
+                _ => few::<FEW, KIND, GROUP>(w, range, x, some, out),
+            }
+        }
+        done = end;
+    }
+}
+
+/// Verification's case: affine nibbles, `N` activation rows, whole chunks. A weight row's chunk is unpacked once
+/// and stays in registers for all of them.
+///
+/// # Safety
+/// As [`kernel`]; there are `N` rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn few<const N: usize, const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let row_bytes = w.encoding.row_bytes(w.cols);
+    let scale_bytes = w.encoding.scale_bytes(w.cols);
+    let chunks = w.cols / CHUNK;
+    // Everything that is read below is checked here.
+    let planes: [*const i8; N] = std::array::from_fn(|n| {
+        let start = rows.inputs[n] as usize * x.blocks * BLOCK * 2;
+        x.paired[start..][..chunks * 2 * CHUNK].as_ptr()
+    });
+    let x_scale: [*const f32; N] =
+        std::array::from_fn(|n| x.row_scale(rows.inputs[n] as usize).as_ptr());
+    let x_sum: [*const f32; N] =
+        std::array::from_fn(|n| x.row_sum(rows.inputs[n] as usize).as_ptr());
+    assert!(range.end <= w.rows && w.codes.len() == w.rows * row_bytes);
+    assert!(w.scales.len() == w.rows * scale_bytes && w.biases.len() == w.scales.len());
+    let chunk_scales = scale_bytes / chunks;
+    let mask = _mm512_set1_epi8(15);
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for index in range.clone() {
+        let mut acc = [_mm512_setzero_ps(); N];
+        // SAFETY: whole chunks of a row inside the weight and of the activations' padded rows; prefetching is
+        // harmless.
+        unsafe {
+            let codes = w.codes.as_ptr().add(index * row_bytes);
+            let scales = w.scales.as_ptr().add(index * scale_bytes);
+            let biases = w.biases.as_ptr().add(index * scale_bytes);
+            for line in (0..scale_bytes).step_by(64) {
+                let ahead = SCALE_PREFETCH_BYTES + line;
+                _mm_prefetch::<_MM_HINT_T0>(scales.wrapping_add(ahead).cast());
+                _mm_prefetch::<_MM_HINT_T0>(biases.wrapping_add(ahead).cast());
+            }
+            for c in 0..chunks {
+                let mut even = [_mm512_setzero_si512(); 4];
+                let mut odd = [_mm512_setzero_si512(); 4];
+                for part in 0..4 {
+                    let at = codes.add(c * CHUNK / 2 + part * 64);
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
+                    let packed = _mm512_loadu_si512(at.cast());
+                    even[part] = _mm512_and_si512(packed, mask);
+                    odd[part] = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
+                }
+                let scale = expand::<KIND, GROUP>(scales.add(c * chunk_scales));
+                let bias = expand::<KIND, GROUP>(biases.add(c * chunk_scales));
+                for n in 0..N {
+                    let x = planes[n].add(c * 2 * CHUNK);
+                    let mut d = [_mm512_setzero_si512(); 4];
+                    for part in 0..4 {
+                        let plane =
+                            |i: usize| _mm512_loadu_si512(x.add(part * 256 + i * 64).cast());
+                        let zero = _mm512_setzero_si512();
+                        let high = _mm512_dpbusd_epi32(zero, even[part], plane(0));
+                        let high = _mm512_dpbusd_epi32(high, odd[part], plane(1));
+                        let high = _mm512_slli_epi32::<8>(high);
+                        let both = _mm512_dpbusd_epi32(high, even[part], plane(2));
+                        d[part] = _mm512_dpbusd_epi32(both, odd[part], plane(3));
+                    }
+                    let integers = _mm512_permutexvar_epi32(order, transpose_sum(d));
+                    let product =
+                        _mm512_mul_ps(scale, _mm512_loadu_ps(x_scale[n].add(c * LANE_BLOCKS)));
+                    let x_sum = _mm512_loadu_ps(x_sum[n].add(c * LANE_BLOCKS));
+                    acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), product, acc[n]);
+                    acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
+                }
+            }
+            for n in 0..N {
+                out.put(rows.outputs[n], index - range.start, halves_sum(acc[n]));
             }
         }
     }

@@ -4,7 +4,7 @@ use super::super::choice;
 use super::{
     CLEAR_MARGIN, CURIOUS_CREDIT, CURIOUS_SHARE, Candidate, Choice, Controller, Costs, KNOWN,
     LONGEST, LONGEST_REFRESH, MISSED_SHARE, MISSING_LIMIT, Offer, POSITIONS, Pick, SOONEST,
-    SOURCES, Settled, SourceKind, TRYING_SHARE,
+    SOURCES, Settled, SourceKind, TRYING_SHARE, Value,
 };
 
 impl Controller {
@@ -46,7 +46,8 @@ impl Controller {
     ) -> Costs {
         let mut curve = self.pass_cost.curve(most_rows.max(sequences).max(1));
         // More rows are never cheaper than a plain pass: where it looks so, one of them is measured badly.
-        let plain = curve[sequences.max(1)];
+        let plain = self.pass_cost.plain_net(sequences);
+        curve[sequences.max(1)] = plain;
         curve[sequences.max(1)..].iter_mut().for_each(|seconds| *seconds = seconds.max(plain));
         let mut costs = Costs {
             sequences,
@@ -59,15 +60,19 @@ impl Controller {
         for candidate in candidates.iter().flatten() {
             let drafts = costs.drafts.get_or_insert_default();
             let terms = &mut drafts[candidate.source.index()];
-            *terms = terms.or_else(|| Some(self.draft_costs.solve(candidate.source, plain)));
+            *terms = terms.or_else(|| Some(self.draft_costs.terms(candidate.source, plain)));
         }
         costs
+    }
+
+    fn misses_much(&self) -> bool {
+        self.settings.streams && self.pass_cost.missed_share() > MISSED_SHARE
     }
 
     /// The best choice, within the limits of a streamed model that misses much.
     pub(super) fn best(&self, candidates: &[Vec<Candidate>], costs: &Costs) -> Choice {
         let free = choice::best(candidates, costs);
-        if !self.settings.streams || self.pass_cost.missed_share() <= MISSED_SHARE {
+        if !self.misses_much() {
             return free;
         }
         let limited: Vec<Vec<Candidate>> = candidates
@@ -78,6 +83,69 @@ impl Controller {
         let measured = self.pass_cost.evidence(free.value.rows) >= 3.0;
         let clear = free.value.rate() >= CLEAR_MARGIN * limited.value.rate();
         if measured && clear { free } else { limited }
+    }
+
+    /// The choice to draft first and verify what its confidence says, for sources that tell it only then:
+    /// valued by what would have been verified of their last drafts.
+    pub(super) fn informed(
+        &self,
+        offers: &[Vec<Offer>],
+        candidates: &[Vec<Candidate>],
+        costs: &Costs,
+        most_rows: usize,
+    ) -> Option<Choice> {
+        let mut best: Option<Choice> = None;
+        let plain = costs.value(&[], &[]);
+        for source in SourceKind::ALL {
+            let untold = |c: &Candidate, of_sequence: &[Offer]| {
+                c.source == source && of_sequence[c.offer].bucket.is_none()
+            };
+            let taken: Vec<Option<usize>> = (candidates.iter().zip(offers))
+                .map(|(c, of_sequence)| c.iter().position(|c| untold(c, of_sequence)))
+                .collect();
+            let first = (candidates.iter().zip(&taken)).find_map(|(c, t)| t.map(|t| &c[t]));
+            let last = self.acceptance.last_drafts(source);
+            let Some(first) = first.filter(|_| last.len() >= 4) else { continue };
+            // Of each draft, the length that brings most over plain decoding, as drafts get longer.
+            let drafts: Vec<Vec<f64>> = (last.iter())
+                .map(|buckets| self.survival(source, buckets.iter().map(|&b| Some(b))))
+                .collect();
+            let mut kept = vec![plain; drafts.len()];
+            let mut grown = kept.clone();
+            let mut bytes = costs.plain_bytes();
+            let limit = if self.misses_much() {
+                limit(source).max(most_rows - plain.rows)
+            } else {
+                LONGEST
+            };
+            for count in 1..=first.survival.len().min(limit) {
+                bytes += costs.missed_at(count);
+                let seconds = costs.pass(plain.rows + count, bytes);
+                let (mut tokens, mut passes) = (0.0, 0.0);
+                for (draft, (grown, kept)) in drafts.iter().zip(grown.iter_mut().zip(&mut kept)) {
+                    if let Some(&chance) = draft.get(count - 1) {
+                        grown.tokens += chance;
+                        (grown.rows, grown.seconds) = (plain.rows + count, seconds);
+                        let won = grown.tokens - kept.tokens;
+                        if won > costs.plain_rate() * (grown.seconds - kept.seconds) {
+                            *kept = *grown;
+                        }
+                    }
+                    tokens += kept.tokens / drafts.len() as f64;
+                    passes += kept.seconds / drafts.len() as f64;
+                }
+                let drafting = costs.value(&[Some(first)], &[count]).seconds - seconds;
+                let rows = kept.iter().map(|value| value.rows).max().unwrap_or(plain.rows);
+                let value = Value { tokens, rows, seconds: passes + drafting.max(0.0) };
+                if best.as_ref().is_none_or(|best| value.rate() > best.value.rate()) {
+                    let picks = (taken.iter().zip(candidates))
+                        .map(|(taken, c)| taken.map(|t| (t, count.min(c[t].survival.len()))))
+                        .collect();
+                    best = Some(Choice { picks, value });
+                }
+            }
+        }
+        best
     }
 
     /// Now and then, another length than the best known: one whose cost is not known well and that would
@@ -103,40 +171,36 @@ impl Controller {
             .map(|(pick, of_sequence)| pick.map(|(taken, _)| &of_sequence[taken]))
             .collect();
         let (rate, row) = (choice.value.rate(), self.pass_cost.line().row);
-        let mut promising: Option<(usize, f64, f64)> = None;
+        let mut promising: Option<(usize, f64)> = None;
         for other in (1..=candidates[sequence][taken].survival.len()).filter(|&n| n != count) {
             let mut counts = counts.clone();
             counts[sequence] = other;
             let feared = costs.value(&chosen, &counts);
             let mut hoped = feared;
             let evidence = self.pass_cost.evidence(feared.rows);
-            if evidence < 0.9 {
-                // Never measured: rows beyond the next smaller count that was may cost a third of what
-                // rows did so far, whatever larger counts cost: there may be a step between.
-                let below = self.pass_cost.measured_below(feared.rows);
+            if evidence < 2.5 {
+                // Hardly measured: rows beyond the next smaller count that is known may cost a third of
+                // what rows did so far, whatever this one and larger counts seem to cost. There may be a
+                // step between, and a slow pass or two may have been bad luck.
+                let below = self.pass_cost.known_below(feared.rows).max(costs.sequences);
                 let cheap = costs.curve[below] + (feared.rows - below) as f64 * row / 3.0;
                 hoped.seconds -= (costs.curve[feared.rows] - cheap).max(0.0);
             } else if evidence < 10.0 {
-                // Two standard errors of timings that scatter by ± 20 %; and a single slow pass may have
-                // been bad luck altogether.
+                // Two standard errors of timings that scatter by ± 20 %.
                 hoped.seconds *= 1.0 - 0.25 / evidence.sqrt();
-                if evidence < 2.5 {
-                    let excess = self.pass_cost.excess(feared.rows);
-                    hoped.seconds = hoped.seconds.min(feared.seconds - excess);
-                }
             } else {
                 continue;
             }
             let could = hoped.rate();
-            let better = could > 1.02 * rate && promising.is_none_or(|(_, best, _)| could > best);
+            let better = could > 1.02 * rate && promising.is_none_or(|(_, best)| could > best);
             let lost = (feared.seconds - feared.tokens / rate) / choice.value.seconds;
             let affordable = self.bank.affords(feared.seconds - costs.plain());
             if better && affordable && lost < self.curiosity {
-                promising = Some((other, could, lost.max(0.0)));
+                promising = Some((other, could));
             }
         }
-        if let Some((other, _, lost)) = promising {
-            self.curiosity -= lost;
+        if let Some((other, _)) = promising {
+            self.round.curious = true;
             choice.picks[sequence] = Some((taken, other));
             self.round.fixed[sequence] = Some(other);
             self.round.trial = true;
@@ -250,6 +314,11 @@ impl Controller {
             let bytes = round.sequences as f64 * self.pass_cost.missed_at(0);
             self.pass_cost.seconds(round.sequences + round.verified, bytes)
         });
+        if round.curious {
+            let tokens = (round.sequences + round.accepted) as f64;
+            let lost = pass + round.draft_seconds - tokens / round.rate;
+            self.curiosity -= lost / round.seconds;
+        }
         self.rounds += 1;
         self.speculative_rounds += u64::from(round.verified > 0);
         self.since_plain += u32::from(round.verified > 0);
@@ -278,11 +347,16 @@ fn likeliest(candidates: &[Vec<Candidate>], source: SourceKind) -> Option<(usize
     best.map(|(sequence, taken, _)| (sequence, taken))
 }
 
-fn limited(candidate: &Candidate) -> Candidate {
-    let limit = match candidate.source {
+/// Tokens verified of a source's draft at most while much is missed.
+fn limit(source: SourceKind) -> usize {
+    match source {
         SourceKind::NGram => MISSING_LIMIT.0,
         _ => MISSING_LIMIT.1,
-    };
+    }
+}
+
+fn limited(candidate: &Candidate) -> Candidate {
+    let limit = limit(candidate.source);
     Candidate {
         offer: candidate.offer,
         source: candidate.source,

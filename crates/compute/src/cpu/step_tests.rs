@@ -1,0 +1,144 @@
+//! Operations of draft heads, through the step as a model calls them.
+
+use super::super::activation::testing::{Random, assert_close};
+use super::*;
+use crate::memory::{KvFormat, PageId};
+
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 16;
+const WIDTH: usize = KV_HEADS * DIM;
+
+fn backend() -> CpuBackend {
+    CpuBackend::new(machine::cpu::isa(), 2, 1 << 20).unwrap()
+}
+
+fn shape(both_ways: bool, window: Option<usize>) -> AttentionShape<'static> {
+    AttentionShape {
+        heads: HEADS,
+        kv_heads: KV_HEADS,
+        head_dim: DIM,
+        scale: 0.25,
+        window,
+        softcap: None,
+        sinks: None,
+        both_ways,
+    }
+}
+
+/// Attention of the rows after `context` stored ones, in f64, straight from the definition.
+fn reference(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    context: usize,
+    shape: &AttentionShape<'_>,
+) -> Vec<f64> {
+    let (end, mut out) = (k.len() / WIDTH, Vec::new());
+    for (index, q) in q.chunks(DIM).enumerate() {
+        let (position, kv_head) = (context + index / HEADS, index % HEADS / (HEADS / KV_HEADS));
+        let sees = |key: usize| {
+            (shape.both_ways || key <= position)
+                && shape.window.is_none_or(|window| key + window > position)
+        };
+        let part = |x: &[f32], key: usize| -> Vec<f64> {
+            x[key * WIDTH + kv_head * DIM..][..DIM].iter().map(|&x| f64::from(x)).collect()
+        };
+        let weight = |key: usize| -> f64 {
+            let k = part(k, key);
+            let dot: f64 = q.iter().zip(&k).map(|(&q, k)| f64::from(q) * k).sum();
+            (dot * f64::from(shape.scale)).exp()
+        };
+        let keys: Vec<usize> = (0..end).filter(|&key| sees(key)).collect();
+        let sum: f64 = keys.iter().map(|&key| weight(key)).sum();
+        out.extend(
+            (0..DIM)
+                .map(|d| keys.iter().map(|&key| weight(key) / sum * part(v, key)[d]).sum::<f64>()),
+        );
+    }
+    out
+}
+
+/// A context that is stored, then a block of rows that attends; with a second sequence in the same step.
+#[track_caller]
+fn check(context: usize, count: usize, both_ways: bool, window: Option<usize>) {
+    let mut random = Random::new((context * 100 + count) as u64);
+    let mut arena = KvArena::new(KvFormat::F32, KV_HEADS, DIM, 16).unwrap();
+    let tables: [Vec<PageId>; 2] =
+        [(0..8).map(PageId).collect(), (8..16).rev().map(PageId).collect()];
+    let run = |row: usize, count: usize, position: usize, sequence: usize| KvRun {
+        row,
+        count,
+        position,
+        pages: &tables[sequence],
+        first_block: 0,
+    };
+    let shape = shape(both_ways, window);
+    // The second sequence is one row shorter, in both its context and its block.
+    let (contexts, counts) = ([context, context - 1], [count, count - 1]);
+    let k: [Vec<f32>; 2] = [0, 1].map(|s| random.normals((contexts[s] + counts[s]) * WIDTH));
+    let v: [Vec<f32>; 2] = [0, 1].map(|s| random.normals((contexts[s] + counts[s]) * WIDTH));
+    let q: [Vec<f32>; 2] = [0, 1].map(|s| random.normals(counts[s] * HEADS * DIM));
+    let both = |x: &[Vec<f32>; 2], stored: bool| -> Vec<f32> {
+        let part = |s: usize| {
+            let at = contexts[s] * WIDTH;
+            if stored { &x[s][..at] } else { &x[s][at..] }
+        };
+        [part(0), part(1)].concat()
+    };
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let (keys, values) = (step.upload(&both(&k, true), WIDTH), step.upload(&both(&v, true), WIDTH));
+    step.store(keys, values, &mut arena, &[run(0, context, 0, 0), run(context, context - 1, 0, 1)]);
+    let (keys, values) =
+        (step.upload(&both(&k, false), WIDTH), step.upload(&both(&v, false), WIDTH));
+    let queries = step.upload(&q.concat(), HEADS * DIM);
+    let runs = [run(0, count, context, 0), run(count, count - 1, context - 1, 1)];
+    let out = step.attention(queries, keys, values, &mut arena, &runs, &shape);
+    let fence = step.submit();
+    let want: Vec<f64> =
+        (0..2).flat_map(|s| reference(&q[s], &k[s], &v[s], contexts[s], &shape)).collect();
+    assert_close(step.read(&fence, out), &want, 3e-6);
+}
+
+#[test]
+fn stored_contexts_are_attended_to() {
+    for both_ways in [false, true] {
+        for window in [None, Some(20)] {
+            check(2, 3, both_ways, window);
+            check(60, 16, both_ways, window);
+            check(130, 9, both_ways, window);
+        }
+    }
+}
+
+#[test]
+fn what_a_window_has_left_behind_is_not_stored() {
+    let mut arena = KvArena::new(KvFormat::F32, KV_HEADS, DIM, 2).unwrap();
+    let values = Random::new(3).normals(100 * WIDTH);
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let x = step.upload(&values, WIDTH);
+    // Positions 50 to 149, of which blocks 1 and 2 are still there.
+    let pages = [PageId(1), PageId(0)];
+    let run = KvRun { row: 0, count: 100, position: 50, pages: &pages, first_block: 1 };
+    step.store(x, x, &mut arena, &[run]);
+    for position in 64..150 {
+        let (page, row) = (pages[position / 64 - 1], position - 50);
+        let (k, v) = arena.read(page, position % 64, 1);
+        let want = &values[row * WIDTH + DIM..][..DIM];
+        assert!(k == want && v == want, "position {position}");
+    }
+}
+
+#[test]
+fn rows_are_put_side_by_side() {
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let a = step.upload(&[1.0, 2.0, 3.0, 4.0], 2);
+    let b = step.upload(&[5.0, 6.0], 1);
+    let c = step.concat(&[b, a]);
+    assert_eq!((c.rows(), c.cols()), (2, 3));
+    let fence = step.submit();
+    assert_eq!(step.read(&fence, c), [5.0, 1.0, 2.0, 6.0, 3.0, 4.0]);
+}
