@@ -133,9 +133,10 @@ impl Runner {
     /// How many experts passes wanted, for each number of rows up to 64 that there were passes of; nothing for
     /// a model without. It is counted always, and never forgotten.
     pub fn expert_unions(&self) -> Vec<ExpertUnion> {
-        let (layers, each) = self.spec().moe_layers().fold((0, 0), |(layers, each), (_, moe)| {
-            (layers + 1, each + moe.experts_per_token)
-        });
+        let (layers, each) = self
+            .spec()
+            .moe_layers()
+            .fold((0, 0), |(layers, each), (_, moe)| (layers + 1, each + moe.experts_per_token));
         let Some(bank) = self.bank().filter(|_| each > 0) else { return Vec::new() };
         let one_row = each as f64 / f64::from(layers);
         let factor = |experts: u64, visits: u64| experts as f64 / visits as f64 / one_row;
