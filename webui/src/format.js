@@ -34,6 +34,12 @@ export function formatShare(share) {
   return `${percent > 0 && percent < 9.95 ? percent.toFixed(1) : Math.round(percent)} %`;
 }
 
+/** What came of drafted tokens: how many were right, and what that gained. */
+export function formatDrafts({ acceptance, gain }) {
+  const right = `${formatShare(acceptance)} accepted`;
+  return gain >= 1.05 ? `${right}, ${gain.toFixed(1)}× faster` : right;
+}
+
 /** A time span in seconds, short. */
 export function formatSeconds(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

@@ -4,12 +4,13 @@
 // brings the beats, and only while the panel is open.
 
 import { byId, iconButton, make } from './dom.js';
-import { formatBytes, formatCount, formatRate, formatShare, plural } from './format.js';
+import { formatBytes, formatCount, formatDrafts, formatRate, formatShare, plural } from './format.js';
 import { ExpertGrid } from './grid.js';
 import { Sparkline } from './spark.js';
 
 const PLAN_COLOURS = 8;
 const SUMMARY_INTERVAL_MS = 2_000;
+const DRAFTS_WORDS = 'Tokens are guessed by something cheap, and the model checks several guesses in one pass. Answers are the same as without; guesses that do not pay are left out.';
 
 /** The panel's contents. */
 export class Panel {
@@ -51,6 +52,8 @@ export class Panel {
     this.hits = meter('hits', 'Cache hits', '--accent');
     this.pool = meter('pool', 'Keys and values', '--accent-2');
     this.prefix = make('p', { class: 'caption' }, '');
+    this.drafts = meter('drafts', 'Drafts', '--accent');
+    this.draftsCard = make('section', { class: 'card', hidden: true, title: DRAFTS_WORDS }, this.drafts.element);
 
     this.body.replaceChildren(
       make('section', { class: 'card rates', 'aria-label': 'Speed' },
@@ -59,6 +62,7 @@ export class Panel {
       make('section', { class: 'card' }, make('h3', {}, 'Requests'), this.seats, this.requests),
       this.gridSection,
       make('section', { class: 'card', 'aria-label': 'Disk and cache' }, this.disk.element, this.hits.element),
+      this.draftsCard,
       make('section', { class: 'card' }, make('h3', {}, 'Memory plan'), make('div', { class: 'plan-frame' }, this.plan, this.planNow), this.planText, this.legend),
       make('section', { class: 'card' }, this.pool.element, this.prefix),
     );
@@ -100,6 +104,7 @@ export class Panel {
         streaming ? `${formatCount(experts.slots)} of ${formatCount(experts.layers * experts.experts)} fit in memory; the others are read from the disk when they are wanted.` : 'This model fits: all its experts stay in memory.'}`;
     }
     this.drawPlan(hello.plan);
+    this.drawDrafts({});
     this.drawRequests({});
     this.drawDisk({});
   }
@@ -114,6 +119,7 @@ export class Panel {
       const peak = part.spark.peak();
       part.peak.textContent = peak > 0 ? ` Peak of the minute: ${formatRate(peak)}.` : '';
     }
+    this.drawDrafts(beat);
     this.drawRequests(beat);
     this.grid.beat(beat.grid);
     this.drawDisk(beat);
@@ -124,6 +130,11 @@ export class Panel {
       this.summaryAt = now;
       this.gridSummary.textContent = this.grid.summary();
     }
+  }
+
+  drawDrafts({ speculation }) {
+    this.draftsCard.hidden = !speculation;
+    if (speculation) this.drafts.set(speculation.acceptance, formatDrafts(speculation), 'of the tokens guessed ahead were what the model said, since the server started.');
   }
 
   drawRequests({ active = 0, prefilling = 0, queued = 0, limit = 0 }) {

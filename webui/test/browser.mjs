@@ -293,6 +293,8 @@ const checks = [
     if (!(await page.locator('canvas.grid').isVisible())) throw new Error('there is no expert grid');
     await page.waitForFunction(() => /expert/.test(document.getElementById('grid-summary').textContent));
     assert.ok(await colours('canvas.grid') >= 4, 'the expert grid is blank');
+    // Whether a short story is worth drafting is for the server to say; the mock always says so.
+    if (onMock) assert.match(await page.locator('.metered:has(#meter-drafts)').innerText(), /71 % accepted, 1\.4× faster/);
     await picture(page, 'dark-chat-with-panel');
     await settled(page);
     await page.locator('canvas.grid').hover({ position: { x: 60, y: 10 } });

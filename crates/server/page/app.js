@@ -762,6 +762,10 @@ function formatShare(share){
 const percent=share * 100;
 return `${percent > 0 && percent < 9.95 ? percent.toFixed(1) : Math.round(percent)} %`;
 }
+function formatDrafts({acceptance,gain}){
+const right = `${formatShare(acceptance)} accepted`;
+return gain >= 1.05 ? `${right}, ${gain.toFixed(1)}× faster` : right;
+}
 function formatSeconds(seconds){
 if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
 if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
@@ -2626,6 +2630,7 @@ context.fill();
 // ---- panel.js
 const PLAN_COLOURS=8;
 const SUMMARY_INTERVAL_MS=2_000;
+const DRAFTS_WORDS='Tokens are guessed by something cheap, and the model checks several guesses in one pass. Answers are the same as without; guesses that do not pay are left out.';
 class Panel{
 constructor(body,status){
 this.body=body;
@@ -2664,6 +2669,8 @@ this.disk=meter('disk','SSD','--grid-flash');
 this.hits=meter('hits','Cache hits','--accent');
 this.pool=meter('pool','Keys and values','--accent-2');
 this.prefix=make('p',{class:'caption'},'');
+this.drafts=meter('drafts','Drafts','--accent');
+this.draftsCard=make('section',{class:'card',hidden:true,title:DRAFTS_WORDS},this.drafts.element);
 this.body.replaceChildren(
 make('section',{class:'card rates','aria-label':'Speed'},
 rate('decode','Writing','Tokens of answers, all requests together.','--accent'),
@@ -2671,6 +2678,7 @@ rate('prefill','Reading','Tokens of prompts that were not cached.','--accent-2')
 make('section',{class:'card'},make('h3',{},'Requests'),this.seats,this.requests),
 this.gridSection,
 make('section',{class:'card','aria-label':'Disk and cache'},this.disk.element,this.hits.element),
+this.draftsCard,
 make('section',{class:'card'},make('h3',{},'Memory plan'),make('div',{class:'plan-frame'},this.plan,this.planNow),this.planText,this.legend),
 make('section',{class:'card'},this.pool.element,this.prefix),
 );
@@ -2706,6 +2714,7 @@ this.gridCaption.textContent = `Each numbered band is one of ${experts.layers} l
 streaming ? `${formatCount(experts.slots)} of ${formatCount(experts.layers * experts.experts)} fit in memory; the others are read from the disk when they are wanted.` : 'This model fits: all its experts stay in memory.'}`;
 }
 this.drawPlan(hello.plan);
+this.drawDrafts({});
 this.drawRequests({});
 this.drawDisk({});
 }
@@ -2718,6 +2727,7 @@ part.spark.push(beat.t,rate);
 const peak=part.spark.peak();
 part.peak.textContent = peak > 0 ? ` Peak of the minute: ${formatRate(peak)}.` : '';
 }
+this.drawDrafts(beat);
 this.drawRequests(beat);
 this.grid.beat(beat.grid);
 this.drawDisk(beat);
@@ -2728,6 +2738,10 @@ if(now - this.summaryAt>SUMMARY_INTERVAL_MS){
 this.summaryAt=now;
 this.gridSummary.textContent=this.grid.summary();
 }
+}
+drawDrafts({speculation}){
+this.draftsCard.hidden=!speculation;
+if(speculation)this.drafts.set(speculation.acceptance,formatDrafts(speculation),'of the tokens guessed ahead were what the model said, since the server started.');
 }
 drawRequests({active=0,prefilling=0,queued=0,limit=0}){
 const parallel=Math.min(64,this.hello.parallel||active||1);

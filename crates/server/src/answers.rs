@@ -65,6 +65,10 @@ pub(crate) struct Usage {
     pub(crate) completion_tokens: usize,
     /// Those of them that were thinking.
     pub(crate) reasoning_tokens: usize,
+    /// Those of them that were drafted before the model said them.
+    pub(crate) accepted_drafts: usize,
+    /// Drafted tokens that the model did not say.
+    pub(crate) rejected_drafts: usize,
     pub(crate) prefill_seconds: f64,
     pub(crate) decode_seconds: f64,
     pub(crate) queue_seconds: f64,
@@ -321,6 +325,9 @@ impl Voice {
             parts.push(Part::Content { text: String::new(), logprobs });
         }
         self.usage.cached_tokens = usage.cached_tokens;
+        // What was said behind a stop text is no part of the answer.
+        self.usage.accepted_drafts = usage.accepted_drafts.min(self.usage.completion_tokens);
+        self.usage.rejected_drafts = usage.rejected_drafts;
         self.usage.prefill_seconds = usage.prefill_seconds;
         self.usage.decode_seconds = usage.decode_seconds;
         self.usage.queue_seconds = usage.queue_seconds;

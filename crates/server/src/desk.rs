@@ -17,9 +17,12 @@ use tokio::sync::mpsc;
 use crate::metrics::Metrics;
 
 /// Events that may wait for a reader.
-const CHANNEL_EVENTS: usize = 128;
-/// Room that a step may need: a request with less is paused.
-const STEP_EVENTS: usize = 32;
+const CHANNEL_EVENTS: usize = 192;
+/// Room that a step may need: a request with less is paused. A pass may verify 63 drafted tokens, and the answer
+/// may end with them.
+const STEP_EVENTS: usize = 72;
+/// A reader that has caught up must find its request fit to go on.
+const _: () = assert!(CHANNEL_EVENTS / 2 >= STEP_EVENTS);
 /// How long an idle desk sleeps before it looks at its requests again.
 const IDLE: Duration = Duration::from_millis(250);
 

@@ -18,6 +18,7 @@ use crate::app::may_see_all;
 use crate::live::plan_json;
 use crate::model::Model;
 use crate::shared::Shared;
+use crate::speculation::Speculating;
 
 /// What there is, for programs.
 const OPENAPI: &str = include_str!("../openapi.json");
@@ -76,6 +77,7 @@ fn condition(shared: &Shared, model: &Model, status: &str) -> Value {
         "pool": {"pages": load.pages, "free": load.free_pages},
         "prefix_cache": {"entries": load.cache_entries, "tokens": load.cache_tokens},
         "experts": experts,
+        "speculation": pulse.speculation.as_ref().map(Speculating::health),
     })
 }
 

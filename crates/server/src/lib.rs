@@ -24,6 +24,7 @@ mod options;
 mod prepare;
 mod server;
 mod shared;
+mod speculation;
 mod time;
 mod wire;
 

@@ -19,6 +19,7 @@ use crate::error::ApiError;
 use crate::fields::Result;
 use crate::model::{Model, Pulse};
 use crate::shared::Shared;
+use crate::speculation::Speculating;
 use crate::wire::{self, Framing, KeepAlive};
 
 /// Viewers at once.
@@ -144,6 +145,7 @@ struct Beat {
     memory_bytes: u64,
     disk_bytes_per_second: Option<f64>,
     grid: Option<ExpertActivity>,
+    speculation: Option<Speculating>,
     /// Written by the first viewer that needs it.
     value: OnceLock<Value>,
 }
@@ -167,6 +169,7 @@ impl Beat {
                 "read_bytes_s": rates.read_bytes,
                 "disk_bytes_s": self.disk_bytes_per_second,
                 "grid": self.grid.as_ref().map(grid_json),
+                "speculation": self.speculation.as_ref().and_then(Speculating::beat),
             })
         })
     }
@@ -274,17 +277,19 @@ impl Feed {
             self.last_statistics = now;
         }
         let experts = if reads_all { engine.runner().expert_load() } else { None };
+        let speculation = if reads_all { Speculating::of(engine) } else { None };
         if due {
             let mark = Mark::of(&load, experts.as_ref());
             self.rates = self.mark.rates(&mark, now - self.last_beat);
             (self.mark, self.last_beat) = (mark, now);
         }
         if due && self.is_watched {
-            self.beat(engine, &load, experts.as_ref());
+            self.beat(engine, &load, experts.as_ref(), speculation.clone());
         }
         let mut pulse = model.pulse.lock().unwrap_or_else(PoisonError::into_inner);
         let experts = experts.or_else(|| pulse.experts.take());
-        *pulse = Pulse { load, rates: self.rates, experts };
+        let speculation = speculation.or_else(|| pulse.speculation.take());
+        *pulse = Pulse { load, rates: self.rates, experts, speculation };
     }
 
     /// Whether the first viewer has come.
@@ -303,7 +308,13 @@ impl Feed {
         now - self.last_beat >= every
     }
 
-    fn beat(&self, engine: &Engine, load: &Load, experts: Option<&ExpertLoad>) {
+    fn beat(
+        &self,
+        engine: &Engine,
+        load: &Load,
+        experts: Option<&ExpertLoad>,
+        speculation: Option<Speculating>,
+    ) {
         let beat = Beat {
             seconds: self.shared.started.elapsed().as_secs_f64(),
             rates: self.rates,
@@ -312,6 +323,7 @@ impl Feed {
             memory_bytes: machine::memory::usage().resident_bytes,
             disk_bytes_per_second: experts.and_then(|experts| experts.disk_bytes_per_second),
             grid: engine.runner().take_expert_activity(),
+            speculation,
             value: OnceLock::new(),
         };
         // Nobody may be left to hear it.
@@ -354,6 +366,7 @@ mod tests {
                 // Layer 0 with 12 experts has experts 0 and 9; layer 1 has expert 1: bit 13.
                 resident: vec![0b0000_0001, 0b0010_0010],
             }),
+            speculation: Some(Speculating::example()),
             value: OnceLock::new(),
         };
         let expect = json!({
@@ -361,10 +374,12 @@ mod tests {
             "limit": 256, "pool": {"pages": 64, "free": 40}, "cache": {"entries": 0, "tokens": 0},
             "memory_bytes": 77, "hit_rate": 0.75, "read_bytes_s": 1e6, "disk_bytes_s": 2e9,
             "grid": {"resident": "ASI=", "hits": [[0, 3, 2]], "reads": [[1, 9]]},
+            "speculation": {"acceptance": 0.75, "gain": 1.5},
         });
         assert_eq!(*beat.value(), expect);
         let plain = Beat::default();
         assert_eq!(plain.value()["grid"], Value::Null);
+        assert_eq!(plain.value()["speculation"], Value::Null);
         assert_eq!(plain.value()["hit_rate"], Value::Null);
         assert_eq!(plain.value()["disk_bytes_s"], Value::Null);
     }

@@ -6,6 +6,7 @@ use engine::{Dialect, Engine, ExpertLoad, Grammars, Load, Plan};
 
 use crate::desk::Desk;
 use crate::live::Rates;
+use crate::speculation::Speculating;
 
 /// What is known of the model once it is loaded.
 pub(crate) struct Model {
@@ -57,13 +58,19 @@ pub(crate) struct Pulse {
     pub(crate) rates: Rates,
     /// Reads of experts, if they stream.
     pub(crate) experts: Option<ExpertLoad>,
+    /// What came of drafting, if it may be.
+    pub(crate) speculation: Option<Speculating>,
 }
 
 impl Pulse {
     /// Of an engine that has not stepped yet.
     pub(crate) fn of(engine: &Engine) -> Pulse {
-        let experts = engine.runner().expert_load();
-        Pulse { load: engine.load(), rates: Rates::default(), experts }
+        Pulse {
+            load: engine.load(),
+            rates: Rates::default(),
+            experts: engine.runner().expert_load(),
+            speculation: Speculating::of(engine),
+        }
     }
 }
 

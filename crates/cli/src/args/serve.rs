@@ -60,6 +60,11 @@ pub(crate) struct ServeArgs {
     /// Serve no web page
     #[arg(long, env = "MILLSTREAM_NO_PAGE", value_parser = BoolishValueParser::new())]
     pub(crate) no_page: bool,
+
+    /// Draft this many tokens in every round, whether it pays or not: for tests
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_FIXED_DRAFT", hide = true,
+          value_parser = super::at_least_one)]
+    pub(crate) fixed_draft: Option<usize>,
 }
 
 const SERVE_HELP: &str = "\

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use engine::{Dialect, PlanRequest};
+use engine::{Dialect, PlanRequest, Speculation};
 use serde_json::json;
 use server::{Loaded, Options, Server};
 
@@ -36,7 +36,8 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     let tell = |line: &str| eprintln!("{}", invocation.console.paint(Tone::Dim, line));
     tell(&format!("listening on http://{address}, loading {}", model.name));
     let plan = pair.plan.clone();
-    let engine = invocation.load_pair(&model, pair)?;
+    let speculation = Speculation { fixed: args.fixed_draft, ..Speculation::default() };
+    let engine = invocation.load_with(&model, pair, speculation)?;
     let loaded = Loaded {
         name: model.name.clone(),
         dialect,

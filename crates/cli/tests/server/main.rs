@@ -15,6 +15,7 @@ mod http;
 mod load;
 mod readers;
 mod served;
+mod speculation;
 mod turns;
 
 use std::path::{Path, PathBuf};

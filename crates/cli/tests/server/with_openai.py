@@ -51,6 +51,9 @@ def an_answer_is_whole():
     equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens)
     equal(usage.prompt_tokens, 20)
     assert 0 <= usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
+    details = usage.completion_tokens_details
+    assert 0 <= details.accepted_prediction_tokens <= usage.completion_tokens
+    assert details.rejected_prediction_tokens >= 0
 
 
 @check("chat")

@@ -317,6 +317,11 @@ impl Drafter {
         self.sources.iter_mut().for_each(|source| source.forget(id, tokens));
     }
 
+    /// Sources that have not failed.
+    pub(crate) fn source_kinds(&self) -> Vec<SourceKind> {
+        self.sources.iter().map(|source| source.kind()).collect()
+    }
+
     /// What came of it so far.
     pub(crate) fn report(&self) -> Report {
         self.controller.report()

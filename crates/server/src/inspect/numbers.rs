@@ -7,6 +7,7 @@ use machine::memory::Usage;
 use crate::metrics::{Exposition, Metrics};
 use crate::model::Pulse;
 use crate::shared::Shared;
+use crate::speculation::Speculating;
 
 /// What numbers are taken from.
 struct View<'a> {
@@ -60,6 +61,9 @@ fn write(view: &View<'_>) -> String {
     if let Some(model) = &view.model {
         engine(&mut out, model);
         experts(&mut out, model);
+        if let Some(speculation) = &model.pulse.speculation {
+            speculation.expose(&mut out);
+        }
     }
     out.into_text()
 }
@@ -255,7 +259,11 @@ fn experts(out: &mut Exposition, model: &ModelView<'_>) {
 
 /// The page of docs/reference that lists all names.
 pub fn page() -> String {
-    let pulse = Pulse { experts: Some(engine::ExpertLoad::default()), ..Pulse::default() };
+    let pulse = Pulse {
+        experts: Some(engine::ExpertLoad::default()),
+        speculation: Some(Speculating::example()),
+        ..Pulse::default()
+    };
     let model = ModelView {
         name: "pebble",
         mode: "streaming",
@@ -273,7 +281,8 @@ pub fn page() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
          `GET /metrics` has these numbers in Prometheus' text format. Those of the model are there once it is \
-         loaded, those of experts (`millstream_expert_…`) if they are read from the disk. Totals only grow; \
+         loaded, those of experts (`millstream_expert_…`) if they are read from the disk, those of drafts \
+         (`millstream_speculation_…`) unless speculation is off. Totals only grow; \
          `rate(millstream_generated_tokens_total[1m])` is the throughput of all requests together.\n\n\
          | name | kind | what it is |\n|---|---|---|\n",
     );
@@ -381,7 +390,11 @@ mod tests {
 
     #[test]
     fn every_line_is_a_number_of_a_family_that_is_described_once() {
-        let text = text(Pulse { experts: Some(ExpertLoad::default()), ..Pulse::default() });
+        let text = text(Pulse {
+            experts: Some(ExpertLoad::default()),
+            speculation: Some(Speculating::example()),
+            ..Pulse::default()
+        });
         let families = families(&text);
         let names: BTreeSet<&str> = families.iter().map(|family| family.name).collect();
         assert_eq!(names.len(), families.len(), "a name is described twice");
@@ -410,6 +423,11 @@ mod tests {
         let text = of(&Shared::new(Options::default()));
         check(&text, "model_loaded 0");
         assert!(!text.contains("millstream_requests_active"));
+    }
+
+    #[test]
+    fn without_speculation_nothing_is_said_of_it() {
+        assert!(!text(Pulse::default()).contains("speculation"));
     }
 
     #[test]

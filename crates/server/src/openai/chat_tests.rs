@@ -279,7 +279,8 @@ fn whole_answers() {
             "usage": {
                 "prompt_tokens": 10, "completion_tokens": 16, "total_tokens": 26,
                 "prompt_tokens_details": {"cached_tokens": 4},
-                "completion_tokens_details": {"reasoning_tokens": 2},
+                "completion_tokens_details": {"reasoning_tokens": 2, "accepted_prediction_tokens": 4,
+                                              "rejected_prediction_tokens": 6},
             },
             "timings": {
                 "queue_seconds": 0.25, "prefill_seconds": 0.5, "prefill_tok_s": 12.0,

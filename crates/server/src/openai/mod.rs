@@ -176,6 +176,8 @@ fn total(usages: &[Usage], group: usize) -> Usage {
     for usage in usages {
         sum.completion_tokens += usage.completion_tokens;
         sum.reasoning_tokens += usage.reasoning_tokens;
+        sum.accepted_drafts += usage.accepted_drafts;
+        sum.rejected_drafts += usage.rejected_drafts;
         // They decode side by side.
         sum.decode_seconds = sum.decode_seconds.max(usage.decode_seconds);
     }
@@ -188,7 +190,11 @@ fn usage_json(usage: &Usage) -> Value {
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_drafts,
+            "rejected_prediction_tokens": usage.rejected_drafts,
+        },
     })
 }
 
@@ -253,6 +259,8 @@ mod fixtures {
             cached_tokens,
             completion_tokens,
             reasoning_tokens: 1,
+            accepted_drafts: 2,
+            rejected_drafts: 3,
             prefill_seconds: 0.5,
             decode_seconds: 2.0,
             queue_seconds: 0.25,
@@ -297,7 +305,8 @@ mod tests {
             json!({
                 "prompt_tokens": 20, "completion_tokens": 16, "total_tokens": 36,
                 "prompt_tokens_details": {"cached_tokens": 4},
-                "completion_tokens_details": {"reasoning_tokens": 4},
+                "completion_tokens_details": {"reasoning_tokens": 4, "accepted_prediction_tokens": 8,
+                                              "rejected_prediction_tokens": 12},
             })
         );
         assert_eq!(

@@ -463,7 +463,12 @@ fn usage_json(ending: &Ending) -> Value {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        // OpenAI's own has no word for drafts here; clients take further fields as chat names them.
+        "output_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_drafts,
+            "rejected_prediction_tokens": usage.rejected_drafts,
+        },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     })
 }

@@ -43,6 +43,8 @@ fn end(reason: Finish) -> Part {
         cached_tokens: 4,
         completion_tokens: 7,
         reasoning_tokens: 2,
+        accepted_drafts: 3,
+        rejected_drafts: 1,
         ..Usage::default()
     };
     Part::Finished(Ending { reason, stop_text: None, usage })
@@ -222,7 +224,8 @@ fn the_wire_is_as_clients_expect() {
     let done = item("completed", json!([part("hi")]));
     let usage = json!({
         "input_tokens": 10, "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
-        "output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17,
+        "output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 2, "accepted_prediction_tokens": 3,
+                                                      "rejected_prediction_tokens": 1}, "total_tokens": 17,
     });
     let completed = response("completed", json!([done]), usage);
     let place = json!({"item_id": "msg_100", "output_index": 0, "content_index": 0});

@@ -1,0 +1,13 @@
+// Numbers as words: what is rounded where, and what is left unsaid.
+
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { formatDrafts } from '../src/format.js';
+
+test('drafts say what they gained, if they did', () => {
+  const check = (acceptance, gain, expect) => assert.equal(formatDrafts({ acceptance, gain }), expect);
+  check(0.708, 1.42, '71 % accepted, 1.4× faster');
+  check(1, 2, '100 % accepted, 2.0× faster');
+  check(0.042, 1.04, '4.2 % accepted');
+  check(0, 0.99, '0 % accepted');
+});
