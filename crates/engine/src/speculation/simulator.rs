@@ -30,7 +30,6 @@ pub(super) type Chance = Box<dyn Fn(Token) -> f64>;
 
 #[derive(Clone, Copy)]
 pub(super) struct Token {
-    pub(super) sequence: usize,
     pub(super) position: usize,
     pub(super) bucket: u8,
     pub(super) verified: usize,
@@ -161,7 +160,7 @@ impl World {
                 let mut all = 1.0;
                 for position in 0..count {
                     let of_bucket = source.buckets.iter().map(|&bucket| {
-                        (source.chance)(Token { sequence: 0, position, bucket, verified: count })
+                        (source.chance)(Token { position, bucket, verified: count })
                     });
                     all *= of_bucket.sum::<f64>() / source.buckets.len() as f64;
                     tokens += all;
@@ -263,7 +262,7 @@ impl World {
             let (mut all, mut accepted) = (1.0, 0);
             for position in 0..verified {
                 let bucket = buckets[sequence][position];
-                let token = Token { sequence, position, bucket, verified };
+                let token = Token { position, bucket, verified };
                 let chance = (self.sources[pick.offer].chance)(token);
                 all *= chance;
                 tokens += all;
