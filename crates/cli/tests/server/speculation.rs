@@ -205,7 +205,9 @@ fn every_number_agrees_with_the_others() {
     assert!(served.metric("speculation_rounds_total{kind=\"speculative\"}") > 0.0);
     let mean = served.metric("speculation_verified_tokens_mean");
     assert!((1.0..=16.0).contains(&mean), "{mean}");
-    assert_eq!(served.metric("speculation_gain"), health["gain"].as_f64().unwrap());
+    // Reading a float from JSON may be off by its last bit.
+    let gain = served.metric("speculation_gain") - health["gain"].as_f64().unwrap();
+    assert!(gain.abs() < 1e-9, "{gain}");
     assert!((0.0..=1.0).contains(&served.metric("speculation_exploration_share")));
     assert!(served.metric("speculation_pauses_total") >= 0.0);
     // One row wants what it wants; two rows of one answer may want the same.
