@@ -265,6 +265,9 @@ impl Engine {
             return;
         }
         // Beside a prompt passes are long anyway, and nothing is learned from them.
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| !self.drafter_rests) {
+            drafter.wake(&mut self.runner);
+        }
         let room = self.pace.room(self.runner.options().chunk, somebody_decodes);
         for (index, rows) in pack(&mut prompts, self.pace.next_turn(), room) {
             self.active[index].rows = rows;

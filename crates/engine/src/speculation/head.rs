@@ -37,6 +37,8 @@ struct Follower {
     pending: Vec<f32>,
     /// Features of the token before them; nothing if nobody knows.
     before: Vec<f32>,
+    /// Length of the sequence up to which it was followed.
+    len: usize,
 }
 
 impl Follower {
@@ -78,7 +80,7 @@ impl HeadSource {
         for (id, tokens, sequence) in of.iter_mut() {
             let Some(follower) = self.answers.get(id) else { continue };
             let count = follower.pending.len() / width;
-            if count > 0 {
+            if count > 0 && follower.len == sequence.len() {
                 let tokens = &tokens[sequence.len() - count..sequence.len()];
                 let (features, before) = (follower.pending.as_slice(), follower.before.as_slice());
                 all.push(HeadTokens { sequence, tokens, features, before });
@@ -104,7 +106,8 @@ impl Source for HeadSource {
     }
 
     fn offer(&mut self, id: RequestId, tokens: &[u32], most: usize) -> Option<Offer> {
-        let behind = self.answers.get(&id)?.pending.len() / self.width;
+        let follower = self.answers.get(&id).filter(|follower| follower.len + 1 == tokens.len())?;
+        let behind = follower.pending.len() / self.width;
         // A block has a row for the token that is known, too.
         let room = self.context.saturating_sub(tokens.len());
         let most = most.min(self.reach).min(room);
@@ -136,7 +139,14 @@ impl Source for HeadSource {
     fn observe_rows(&mut self, target: &mut Runner, passed: &mut [Passed<'_>]) {
         for passed in passed.iter() {
             let follower = self.answers.entry(passed.id).or_default();
+            let len = passed.sequence.len();
+            if follower.len + passed.features.len() / self.width != len {
+                // It rested: what is known is not what comes before this.
+                follower.pending.clear();
+                follower.before.clear();
+            }
             follower.pending.extend_from_slice(passed.features);
+            follower.len = len;
         }
         for passed in passed.iter().filter(|passed| !passed.is_prompt) {
             let Some(follower) = self.answers.get_mut(&passed.id) else { continue };

@@ -188,6 +188,8 @@ impl Drafter {
         if picks.iter().all(Option::is_none) {
             self.quiet += 1;
             self.nap = if self.quiet > QUIET { NAP + 1 } else { 0 };
+            // Nor is a head told what the model thinks, until the next prompt.
+            target.rest_head(self.quiet > QUIET);
             return;
         }
         self.quiet = 0;
@@ -245,6 +247,12 @@ impl Drafter {
             subject.draft.truncate(count);
             subject.rows = 1 + subject.draft.tokens.len();
         }
+    }
+
+    /// A prompt is being read: whoever follows answers begins again.
+    pub(crate) fn wake(&mut self, target: &mut Runner) {
+        (self.quiet, self.nap) = (0, 0);
+        target.rest_head(false);
     }
 
     fn offers(&mut self, job: &Job, most: usize) -> Vec<Offer> {
