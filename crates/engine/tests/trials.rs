@@ -80,7 +80,8 @@ impl Dense {
             for (index, (tokens, depth)) in rows.iter().enumerate() {
                 let position = sequences[index].len();
                 if together {
-                    batch.push(index, position, tokens, SegmentKind::Verify, Logits::All);
+                    // All rows stay: for recurrent layers they are no trial.
+                    batch.push(index, position, tokens, SegmentKind::Prefill, Logits::All);
                     depths.extend(depth);
                     continue;
                 }
