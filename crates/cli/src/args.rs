@@ -98,10 +98,6 @@ pub(crate) struct GlobalArgs {
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) record_routing: Option<PathBuf>,
 
-    /// What may draft.
-    #[command(flatten)]
-    pub(crate) speculation: SpeculationArgs,
-
     /// How keys and values are kept
     #[arg(long, global = true, value_enum, default_value_t = Kv::F16, env = "MILLSTREAM_KV")]
     pub(crate) kv: Kv,
@@ -134,6 +130,10 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
+
+    /// What may draft.
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
 }
 
 /// What to do.

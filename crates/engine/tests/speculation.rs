@@ -436,6 +436,18 @@ fn a_seed_gives_the_same_text_with_drafts_and_without() {
 }
 
 #[test]
+fn a_draft_model_may_know_more_tokens_or_fewer() {
+    for (model, draft) in [(OTHERS[0], "models/pebble-draft"), (PEBBLE, OTHERS[0])] {
+        let requests = noise(3, &SamplingParams::greedy());
+        let plain = tokens_of(&answers(&mut Engine::new(runner(model, &options())), &requests, 1));
+        let draft_model = Some(runner(draft, &options()));
+        let speculation = Speculation { ngram: false, draft_model, ..eager(4) };
+        let mut engine = speculating(runner(model, &options()), speculation);
+        assert_eq!(tokens_of(&answers(&mut engine, &requests, 2)), plain, "{draft} for {model}");
+    }
+}
+
+#[test]
 fn an_answer_ends_where_it_ends_without_drafts() {
     let model = HYBRIDS[0];
     let mut requests = noise(4, &SamplingParams::greedy());

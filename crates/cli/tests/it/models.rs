@@ -122,11 +122,11 @@ fn list_shows_what_is_built_in_and_what_is_cached() {
     home.write(".cache/huggingface/hub/models--org--repo/refs/main", "c0ffee");
     let text = home.run(&["list"]).good();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines.len(), 4, "{text}");
+    assert_eq!(lines.len(), 5, "{text}");
     assert!(lines[0].starts_with("NAME "), "{text}");
     assert!(lines[1].starts_with("pebble ") && lines[1].contains("built in"), "{text}");
-    assert!(lines[3].starts_with("org/repo "), "{text}");
-    assert_has(lines[3], &["1.5 MB", "qwen3_moe", snapshot]);
+    assert!(lines[4].starts_with("org/repo "), "{text}");
+    assert_has(lines[4], &["1.5 MB", "qwen3_moe", snapshot]);
 
     let models = home.run(&["list", "--json"]).json();
     let names: Vec<&str> =

@@ -232,6 +232,12 @@ impl Drafter {
                 break;
             }
         }
+        for subject in &mut subjects {
+            // A draft model may know tokens that the target does not.
+            let known = |&&token: &&u32| (token as usize) < target.spec().vocab;
+            let count = subject.draft.tokens.iter().take_while(known).count();
+            subject.draft.truncate(count);
+        }
         let drafts: Vec<Option<Drafted<'_>>> = subjects
             .iter()
             .map(|subject| {
