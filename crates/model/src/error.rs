@@ -32,6 +32,11 @@ pub enum Error {
         /// What the model says.
         target: String,
     },
+    /// A draft head that was to answer alone.
+    #[error(
+        "this is a DFlash draft, which only guesses for the model it was made for: give it with --dflash beside that model"
+    )]
+    DraftAlone,
     /// A draft of a kind that is not known.
     #[error(
         "the draft has `{tensor}`, which belongs to {kind}; only plain DFlash drafts are supported"

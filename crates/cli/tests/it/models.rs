@@ -131,7 +131,7 @@ fn list_shows_what_is_built_in_and_what_is_cached() {
     let models = home.run(&["list", "--json"]).json();
     let names: Vec<&str> =
         models.as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["pebble", "pebble-draft", "org/repo"]);
+    assert_eq!(names, ["pebble", "pebble-draft", "pebble-dflash", "org/repo"]);
     for model in models.as_array().unwrap() {
         assert_eq!(model["complete"], true);
         assert_eq!(model["builtin"], model["path"].is_null());

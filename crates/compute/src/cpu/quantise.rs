@@ -39,9 +39,13 @@ pub(crate) struct Activations {
     pub(crate) integer_sum: Vec<i32>,
     /// Per 64 values: 64 high bytes, 64 low bytes.
     pub(crate) planes: Lines,
-    /// Per 128 values: 64 high bytes of even elements, 64 of odd ones, then the low bytes likewise:
-    /// the order in which the low and high nibbles of 64 code bytes come out.
+    /// Per 128 values: 64 high bytes of even elements, 64 of odd ones, then the low bytes likewise: the order in
+    /// which the low and high nibbles of 64 code bytes come out. Transposed for several rows: then per chunk and
+    /// for each eighth value of its blocks and the seven after it, four bytes of each block, block after block.
+    /// So a lane of 32 bits belongs to one block, which costs shuffles of codes once and saves them for each row.
     pub(crate) paired: Lines,
+    /// Whether `paired` is transposed.
+    pub(crate) transposed: bool,
 }
 
 /// Bytes that begin on a cache line, in whole lines: a load that straddles two counts twice.
@@ -86,6 +90,7 @@ impl Activations {
         let bytes = if planes && matches!(isa, Isa::Avx512 | Isa::Amx) { 2 * values } else { 0 };
         self.planes.resize(bytes);
         self.paired.resize(bytes);
+        self.transposed = rows > 1;
     }
 
     /// Quantises one row into place `row`.
@@ -106,6 +111,7 @@ impl Activations {
             integer_sum: self.integer_sum.as_mut_ptr(),
             planes: (!self.planes.is_empty())
                 .then_some((self.planes.as_mut_ptr(), self.paired.as_mut_ptr())),
+            transposed: self.transposed,
             owner: PhantomData,
         }
     }
@@ -138,6 +144,7 @@ pub(crate) struct Writer<'a> {
     sum: *mut f32,
     integer_sum: *mut i32,
     planes: Option<(*mut i8, *mut i8)>,
+    transposed: bool,
     owner: PhantomData<&'a mut Activations>,
 }
 
@@ -165,7 +172,11 @@ impl Writer<'_> {
                 let part =
                     |start: *mut i8| std::slice::from_raw_parts_mut(start.add(row * 2 * v), 2 * v);
                 split_planes(isa, values, part(planes));
-                split_paired(isa, values, part(paired));
+                if self.transposed {
+                    split_transposed(isa, values, part(paired));
+                } else {
+                    split_paired(isa, values, part(paired));
+                }
             }
         }
     }
@@ -292,6 +303,30 @@ fn split_paired_body(values: &[i16], out: &mut [i8]) {
     }
 }
 
+versions! { fn split_transposed(values: &[i16], out: &mut [i8]) = split_transposed_body }
+
+#[inline(always)]
+fn split_transposed_body(values: &[i16], out: &mut [i8]) {
+    let (chunks, _) = values.as_chunks::<CHUNK>();
+    let (out, _) = out.as_chunks_mut::<{ 2 * CHUNK }>();
+    let mut paired = [0; 2 * CHUNK];
+    for (values, out) in chunks.iter().zip(out) {
+        split_paired_body(values, &mut paired);
+        // Of the four blocks of each part and plane the first four bytes, then the next.
+        for (part, planes) in paired.as_chunks::<256>().0.iter().enumerate() {
+            for plane in 0..4 {
+                for block in 0..4 {
+                    for k in 0..4 {
+                        let from = 64 * plane + 16 * block + 4 * k;
+                        let to = 256 * k + 64 * plane + 16 * part + 4 * block;
+                        out[to..to + 4].copy_from_slice(&planes[from..from + 4]);
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,6 +337,9 @@ mod tests {
         let mut a = Activations::default();
         a.resize(Isa::Avx512, 1, x.len(), true);
         a.fill(Isa::Scalar, 0, &x);
+        let mut two = Activations::default();
+        two.resize(Isa::Avx512, 2, x.len(), true);
+        two.fill(Isa::Scalar, 0, &x);
         assert_eq!(a.blocks, 32);
         for (i, &want) in x.iter().enumerate() {
             let got = a.values[i] as f32 * a.scale[i / BLOCK];
@@ -313,6 +351,11 @@ mod tests {
             assert_eq!(256 * high + low, a.values[i] as i32);
             let at = i / 128 * 256 + i % 128 / 2 + 64 * (i % 2);
             assert_eq!(256 * a.paired[at] as i32 + a.paired[at + 128] as i32, a.values[i] as i32);
+            let (block, inside) = (i / BLOCK % LANE_BLOCKS, i % BLOCK);
+            let at = i / CHUNK * 2 * CHUNK + inside / 8 * 256 + inside % 2 * 64;
+            let at = at + 4 * block + inside % 8 / 2;
+            let joined = 256 * two.paired[at] as i32 + two.paired[at + 128] as i32;
+            assert_eq!(joined, a.values[i] as i32);
         }
     }
 

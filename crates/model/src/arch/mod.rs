@@ -31,6 +31,9 @@ pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
 
 /// What the model in a checkpoint is made of.
 pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
+    if checkpoint.config().value("dflash_config").is_some() {
+        return Err(Error::DraftAlone);
+    }
     let model_type = checkpoint.config().model_type();
     let Some((_, spec)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
         let names: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();

@@ -1,23 +1,21 @@
 //! AVX-512 with VNNI: one `vpdpbusd` multiplies 64 codes with one byte plane of the activations.
 //!
-//! A chunk is 512 columns. The two planes give two integers per lane that are joined by a shift and
-//! an add; a transposing reduction then turns the partial sums of 16 blocks into 16 lanes. About 13
-//! vector operations per 64 bytes of 4-bit codes, twice what memory can feed on the machines measured.
+//! A chunk is 512 columns, 16 blocks, one for each lane. The two planes give two integers per lane that are
+//! joined by a shift and an add. A transposing reduction then turns partial sums into those of the 16 blocks, or codes were
+//! transposed before, which is less work from the second activation row on.
 
 mod nibbles;
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{
-    Codes, FP4_CODES, FP4_ZERO, Padded, Row, Rows, ScaleKind, Target, chunk, packing, unpack_codes,
-};
+use super::{Codes, FP4_ZERO, Padded, Row, Rows, ScaleKind, Target, chunk, packing, unpack_codes};
 use crate::cpu::lanes::sum_lanes;
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
-/// How far ahead of the read position codes are fetched (measured best of 4, 8 and 16 KiB).
-const PREFETCH_BYTES: usize = 8192;
+/// How far ahead of the read position codes are fetched (measured best of 1, 2, 3, 4, 8 and 16 KiB).
+const PREFETCH_BYTES: usize = 3072;
 /// The same for scales, of which a row has an eighth as many bytes.
 const SCALE_PREFETCH_BYTES: usize = 1024;
 
@@ -131,6 +129,7 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
     let chunks = x.blocks / LANE_BLOCKS;
     let (chunk_bytes, scale_bytes) = (row.chunk_bytes(), CHUNK / GROUP * row.scale_size());
     let bytes_of = |n: usize| inputs[n] as usize * x.blocks * BLOCK * 2;
+    let transposed = x.transposed;
     let planes: &[i8] = if CODES == NIBBLES || CODES == FP4 { &x.paired } else { &x.planes };
     // Everything that is read below is checked here, once for each input row.
     let x_planes: [*const i8; N] =
@@ -168,8 +167,8 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
         unsafe {
             let x: [*const i8; N] = std::array::from_fn(|n| x_planes[n].add(c * 2 * CHUNK));
             let mut integers = match CODES {
-                NIBBLES => nibble_sums::<N, false>(codes, x),
-                FP4 => nibble_sums::<N, true>(codes, x),
+                NIBBLES => nibbles::sums::<N, false>(codes, x, transposed),
+                FP4 => nibbles::sums::<N, true>(codes, x, transposed),
                 BYTES => bytes::<N>(codes, x),
                 _ => {
                     let mut unpacked = [0u8; CHUNK];
@@ -204,50 +203,6 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
         unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), acc[n]) };
         sum_lanes(lanes)
     })
-}
-
-/// Integer sums of the 16 blocks of a chunk of nibbles.
-///
-/// # Safety
-/// `codes` points to 256 bytes, each of `x` to 1,024 bytes of paired planes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn nibble_sums<const N: usize, const IS_FP4: bool>(
-    codes: *const u8,
-    x: [*const i8; N],
-) -> [__m512i; N] {
-    let mask = _mm512_set1_epi8(15);
-    // SAFETY: sixteen bytes of a constant.
-    let table = unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(FP4_CODES.as_ptr().cast())) };
-    let mut d = [[_mm512_setzero_si512(); 4]; N];
-    for part in 0..4 {
-        // SAFETY: 4 · 64 bytes of codes and 4 · 256 of planes, as the caller promised; a prefetch
-        // of any address is harmless.
-        unsafe {
-            let at = codes.add(part * 64);
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
-            let packed = _mm512_loadu_si512(at.cast());
-            let mut even = _mm512_and_si512(packed, mask);
-            let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
-            if IS_FP4 {
-                even = _mm512_shuffle_epi8(table, even);
-                odd = _mm512_shuffle_epi8(table, odd);
-            }
-            for n in 0..N {
-                let x = x[n].add(part * 256);
-                let plane = |i: usize| _mm512_loadu_si512(x.add(i * 64).cast());
-                let zero = _mm512_setzero_si512();
-                let high =
-                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, plane(0)), odd, plane(1));
-                let high = _mm512_slli_epi32::<8>(high);
-                d[n][part] =
-                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(high, even, plane(2)), odd, plane(3));
-            }
-        }
-    }
-    // Part p, 128-bit lane b is block 4p + b: after the transposing sum it sits at 4b + p.
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    std::array::from_fn(|n| _mm512_permutexvar_epi32(order, transpose_sum(d[n])))
 }
 
 /// Integer sums of the 16 blocks of a chunk of bytes.

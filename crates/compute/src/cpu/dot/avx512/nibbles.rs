@@ -1,18 +1,19 @@
 //! Affine nibbles in whole vectors: the kernels of decoding and of verification.
 //!
-//! One activation row is multiplied with two weight rows at a time, several with one whose codes are unpacked once. The last
-//! chunk of a row may have fewer parts: those that are not there have no scale and add nothing, as padding would.
+//! One activation row is multiplied with two weight rows at a time. For several, a weight row's chunk is unpacked and
+//! transposed once: after that each lane's codes are those of one block, and nothing is left to shuffle. The last chunk of
+//! a row may have fewer parts: those that are not there have no scale and add nothing, as padding would.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, expand, transpose_sum};
-use crate::cpu::dot::{Rows, Target};
+use crate::cpu::dot::{FP4_CODES, Rows, Target};
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Activation rows that a pass over the weights serves at most: each has a sum in a register.
-const FEW: usize = 8;
+const FEW: usize = 6;
 
 /// Affine nibbles in whole vectors, the last chunk of `TAIL` parts if that is not 0: one row as it is decoded,
 /// several in shares of about the same size.
@@ -37,13 +38,12 @@ pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP:
         unsafe {
             match end - done {
                 0 => {}
-                1 => decode::<TAIL, KIND, GROUP>(w, range, x, some, out),
+                1 if !x.transposed => decode::<TAIL, KIND, GROUP>(w, range, x, some, out),
+                1 => few::<1, TAIL, KIND, GROUP>(w, range, x, some, out),
                 2 => few::<2, TAIL, KIND, GROUP>(w, range, x, some, out),
                 3 => few::<3, TAIL, KIND, GROUP>(w, range, x, some, out),
                 4 => few::<4, TAIL, KIND, GROUP>(w, range, x, some, out),
                 5 => few::<5, TAIL, KIND, GROUP>(w, range, x, some, out),
-                6 => few::<6, TAIL, KIND, GROUP>(w, range, x, some, out),
-                7 => few::<7, TAIL, KIND, GROUP>(w, range, x, some, out),
                 _ => few::<FEW, TAIL, KIND, GROUP>(w, range, x, some, out),
             }
         }
@@ -72,8 +72,7 @@ impl Layout {
     }
 }
 
-/// Verification's case: affine nibbles, `N` activation rows. A weight row's chunk is unpacked once and stays in
-/// registers for all of them.
+/// Verification's case: weight rows with `N` transposed activation rows.
 ///
 /// # Safety
 /// As [`kernel`](super::kernel); there are `N` rows.
@@ -135,12 +134,12 @@ unsafe fn add_chunk<const N: usize, const PARTS: usize, const KIND: u8, const GR
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (even, odd) = unpack_nibbles::<PARTS>(codes);
+        let (even, odd) = unpack::<false>(transpose(load::<PARTS>(codes)));
         let scale = expand::<KIND, GROUP, PARTS>(scales);
         let bias = expand::<KIND, GROUP, PARTS>(biases);
         for n in 0..N {
             let planes = x[n].planes.add(chunk * 2 * CHUNK);
-            let integers = block_sums::<PARTS>(&even, &odd, planes);
+            let integers = block_sums(&even, &odd, planes);
             let x_scale = _mm512_loadu_ps(x[n].scale.add(chunk * LANE_BLOCKS));
             let x_sum = _mm512_loadu_ps(x[n].sum.add(chunk * LANE_BLOCKS));
             let product = _mm512_mul_ps(scale, x_scale);
@@ -169,49 +168,125 @@ impl Planes {
     }
 }
 
-/// Low and high nibbles of the first `PARTS` vectors of a chunk.
+/// Integer sums of the 16 blocks of a chunk, with each of several activation rows.
 ///
 /// # Safety
-/// `codes` points to so many vectors.
+/// `codes` points to 256 bytes, each of `x` to 1,024 bytes of paired planes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn unpack_nibbles<const PARTS: usize>(codes: *const u8) -> ([__m512i; 4], [__m512i; 4]) {
-    let mask = _mm512_set1_epi8(15);
-    let mut even = [_mm512_setzero_si512(); 4];
-    let mut odd = even;
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) unsafe fn sums<const N: usize, const IS_FP4: bool>(
+    codes: *const u8,
+    x: [*const i8; N],
+    transposed: bool,
+) -> [__m512i; N] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let packed = load::<4>(codes);
+        if transposed {
+            let (even, odd) = unpack::<IS_FP4>(transpose(packed));
+            x.map(|x| block_sums(&even, &odd, x))
+        } else {
+            let (even, odd) = unpack::<IS_FP4>(packed);
+            x.map(|x| block_sums_of_parts(&even, &odd, x))
+        }
+    }
+}
+
+/// The first `PARTS` vectors of a chunk.
+///
+/// # Safety
+/// `codes` points to so many.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load<const PARTS: usize>(codes: *const u8) -> [__m512i; 4] {
+    let mut packed = [_mm512_setzero_si512(); 4];
     for part in 0..PARTS {
         // SAFETY: the caller's promise; prefetching is harmless.
         unsafe {
             let at = codes.add(part * 64);
             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
-            let packed = _mm512_loadu_si512(at.cast());
-            even[part] = _mm512_and_si512(packed, mask);
-            odd[part] = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
+            packed[part] = _mm512_loadu_si512(at.cast());
         }
     }
-    (even, odd)
+    packed
 }
 
-/// Integer sums of the 16 blocks of a chunk; those of parts that are not there are 0.
+/// A chunk's codes such that lane j of vector k has bytes 4k to 4k + 3 of block j.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // A vector is four blocks of four lanes. Of two vectors the first two lanes of each block, then the last two.
+    let first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    let last = _mm512_setr_epi32(2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
+    let front = [first, last].map(|lanes| _mm512_permutex2var_epi32(a, lanes, b));
+    let back = [first, last].map(|lanes| _mm512_permutex2var_epi32(c, lanes, d));
+    [
+        _mm512_inserti64x4::<1>(front[0], _mm512_castsi512_si256(back[0])),
+        _mm512_shuffle_i64x2::<0xee>(front[0], back[0]),
+        _mm512_inserti64x4::<1>(front[1], _mm512_castsi512_si256(back[1])),
+        _mm512_shuffle_i64x2::<0xee>(front[1], back[1]),
+    ]
+}
+
+/// Low and high nibbles, or what they stand for.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn unpack<const IS_FP4: bool>(packed: [__m512i; 4]) -> ([__m512i; 4], [__m512i; 4]) {
+    let mask = _mm512_set1_epi8(15);
+    let even = packed.map(|packed| _mm512_and_si512(packed, mask));
+    let odd = packed.map(|packed| _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask));
+    if !IS_FP4 {
+        return (even, odd);
+    }
+    // SAFETY: sixteen bytes of a constant.
+    let table = unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(FP4_CODES.as_ptr().cast())) };
+    let value = |codes| _mm512_shuffle_epi8(table, codes);
+    (even.map(value), odd.map(value))
+}
+
+/// Integer sums of the 16 blocks of a chunk, of transposed codes and activations.
+///
+/// # Safety
+/// `x` points to 1,024 bytes of transposed planes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn block_sums(even: &[__m512i; 4], odd: &[__m512i; 4], x: *const i8) -> __m512i {
+    let mut high = _mm512_setzero_si512();
+    let mut low = high;
+    for k in 0..4 {
+        // SAFETY: the caller's promise.
+        let plane = |i: usize| unsafe { _mm512_loadu_si512(x.add(k * 256 + i * 64).cast()) };
+        high = _mm512_dpbusd_epi32(high, even[k], plane(0));
+        low = _mm512_dpbusd_epi32(low, even[k], plane(2));
+        high = _mm512_dpbusd_epi32(high, odd[k], plane(1));
+        low = _mm512_dpbusd_epi32(low, odd[k], plane(3));
+    }
+    _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low)
+}
+
+/// The same of codes and activations as they come.
 ///
 /// # Safety
 /// `x` points to 1,024 bytes of paired planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn block_sums<const PARTS: usize>(
-    even: &[__m512i; 4],
-    odd: &[__m512i; 4],
-    x: *const i8,
-) -> __m512i {
+unsafe fn block_sums_of_parts(even: &[__m512i; 4], odd: &[__m512i; 4], x: *const i8) -> __m512i {
     let mut d = [_mm512_setzero_si512(); 4];
-    for part in 0..PARTS {
+    for (part, d) in d.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
         let plane = |i: usize| unsafe { _mm512_loadu_si512(x.add(part * 256 + i * 64).cast()) };
-        let high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even[part], plane(0));
+        let high = _mm512_dpbusd_epi32(*d, even[part], plane(0));
         let high = _mm512_slli_epi32::<8>(_mm512_dpbusd_epi32(high, odd[part], plane(1)));
         let both = _mm512_dpbusd_epi32(high, even[part], plane(2));
-        d[part] = _mm512_dpbusd_epi32(both, odd[part], plane(3));
+        *d = _mm512_dpbusd_epi32(both, odd[part], plane(3));
     }
+    sums_of_blocks(d)
+}
+
+/// Partial sums of the blocks added up: lane j has block j.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sums_of_blocks(d: [__m512i; 4]) -> __m512i {
     // Part p, 128-bit lane b is block 4p + b: after the transposing sum it sits at 4b + p.
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm512_permutexvar_epi32(order, transpose_sum(d))
@@ -228,8 +303,8 @@ fn prefetch_scales(scales: *const u8, biases: *const u8, bytes: usize) {
     }
 }
 
-/// Decode's case: affine nibbles, one activation row. Two weight rows go together, so that activations are loaded
-/// once for both and more of the memory's latency overlaps.
+/// Decode's case: one activation row. Two weight rows go together, so that activations are loaded once for both
+/// and more of the latencies overlap.
 ///
 /// # Safety
 /// As [`kernel`](super::kernel).
@@ -288,7 +363,7 @@ unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let integers = nibble_pair::<PARTS>(codes, x.planes.add(chunk * 2 * CHUNK));
+        let integers = pair_sums::<PARTS>(codes, x.planes.add(chunk * 2 * CHUNK));
         let x_scale = _mm512_loadu_ps(x.scale.add(chunk * LANE_BLOCKS));
         let x_sum = _mm512_loadu_ps(x.sum.add(chunk * LANE_BLOCKS));
         for r in 0..2 {
@@ -301,23 +376,13 @@ unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     }
 }
 
-/// The sixteen lanes added in halves: the order of [`sum_lanes`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn halves_sum(lanes: __m512) -> f32 {
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
-}
-
 /// Integer sums of the 16 blocks of a chunk, or of its first `PARTS` parts, for two weight rows.
 ///
 /// # Safety
 /// Each of `codes` points to 64 bytes a part, `x` to 1,024 bytes of paired planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn nibble_pair<const PARTS: usize>(codes: [*const u8; 2], x: *const i8) -> [__m512i; 2] {
+unsafe fn pair_sums<const PARTS: usize>(codes: [*const u8; 2], x: *const i8) -> [__m512i; 2] {
     let mask = _mm512_set1_epi8(15);
     let mut d = [[_mm512_setzero_si512(); 4]; 2];
     for part in 0..PARTS {
@@ -338,6 +403,15 @@ unsafe fn nibble_pair<const PARTS: usize>(codes: [*const u8; 2], x: *const i8) -
             }
         }
     }
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    d.map(|d| _mm512_permutexvar_epi32(order, transpose_sum(d)))
+    d.map(|d| sums_of_blocks(d))
+}
+
+/// The sixteen lanes added in halves: the order of [`sum_lanes`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn halves_sum(lanes: __m512) -> f32 {
+    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }
