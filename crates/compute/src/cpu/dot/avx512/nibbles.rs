@@ -14,6 +14,8 @@ use crate::weight::Matrix;
 
 /// Activation rows that a pass over the weights serves at most: each has a sum in a register.
 const FEW: usize = 6;
+/// Weight rows that one activation row is multiplied with at a time.
+const TOGETHER: usize = 2;
 
 /// Affine nibbles in whole vectors, the last chunk of `TAIL` parts if that is not 0: one row as it is decoded,
 /// several in shares of about the same size.
@@ -303,7 +305,7 @@ fn prefetch_scales(scales: *const u8, biases: *const u8, bytes: usize) {
     }
 }
 
-/// Decode's case: one activation row. Two weight rows go together, so that activations are loaded once for both
+/// Decode's case: one activation row. Some weight rows go together, so that activations are loaded once for them
 /// and more of the latencies overlap.
 ///
 /// # Safety
@@ -318,17 +320,21 @@ unsafe fn decode<const TAIL: usize, const KIND: u8, const GROUP: usize>(
 ) {
     let Layout { row_bytes, scale_bytes, chunks, chunk_scales } = Layout::check(w, &range, GROUP);
     let (x, output) = (Planes::of(x, rows.inputs[0] as usize), rows.outputs[0]);
-    let mut index = range.start;
-    while index < range.end {
-        // An odd row at the end is computed twice and stored once.
-        let pair = [index, (index + 1).min(range.end - 1)];
-        let mut acc = [_mm512_setzero_ps(); 2];
+    // They come from as many parts of the range: as streams of their own they are fetched ahead better.
+    let part = range.len().div_ceil(TOGETHER);
+    for index in range.start..range.start + part {
+        // Where parts are shorter, the last row is computed again.
+        let some: [usize; TOGETHER] =
+            std::array::from_fn(|r| (index + r * part).min(range.end - 1));
+        let mut acc = [_mm512_setzero_ps(); TOGETHER];
         // SAFETY: whole vectors of rows inside the weight and of the activations' padded rows.
         unsafe {
-            let codes = pair.map(|row| w.codes.as_ptr().add(row * row_bytes));
-            let scales = pair.map(|row| w.scales.as_ptr().add(row * scale_bytes));
-            let biases = pair.map(|row| w.biases.as_ptr().add(row * scale_bytes));
-            prefetch_scales(scales[0], biases[0], 2 * scale_bytes);
+            let codes = some.map(|row| w.codes.as_ptr().add(row * row_bytes));
+            let scales = some.map(|row| w.scales.as_ptr().add(row * scale_bytes));
+            let biases = some.map(|row| w.biases.as_ptr().add(row * scale_bytes));
+            for r in 0..TOGETHER {
+                prefetch_scales(scales[r], biases[r], scale_bytes);
+            }
             for c in 0..chunks {
                 let (codes, at) = (codes.map(|codes| codes.add(c * CHUNK / 2)), c * chunk_scales);
                 let (scales, biases) = (scales.map(|s| s.add(at)), biases.map(|b| b.add(at)));
@@ -340,10 +346,10 @@ unsafe fn decode<const TAIL: usize, const KIND: u8, const GROUP: usize>(
                 let (scales, biases) = (scales.map(|s| s.add(at)), biases.map(|b| b.add(at)));
                 add_pair::<TAIL, KIND, GROUP>(codes, scales, biases, &x, chunks, &mut acc);
             }
-            out.put(output, index - range.start, halves_sum(acc[0]));
-            out.put(output, pair[1] - range.start, halves_sum(acc[1]));
+            for r in 0..TOGETHER {
+                out.put(output, some[r] - range.start, halves_sum(acc[r]));
+            }
         }
-        index += 2;
     }
 }
 
@@ -354,19 +360,19 @@ unsafe fn decode<const TAIL: usize, const KIND: u8, const GROUP: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
 unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
-    codes: [*const u8; 2],
-    scales: [*const u8; 2],
-    biases: [*const u8; 2],
+    codes: [*const u8; TOGETHER],
+    scales: [*const u8; TOGETHER],
+    biases: [*const u8; TOGETHER],
     x: &Planes,
     chunk: usize,
-    acc: &mut [__m512; 2],
+    acc: &mut [__m512; TOGETHER],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         let integers = pair_sums::<PARTS>(codes, x.planes.add(chunk * 2 * CHUNK));
         let x_scale = _mm512_loadu_ps(x.scale.add(chunk * LANE_BLOCKS));
         let x_sum = _mm512_loadu_ps(x.sum.add(chunk * LANE_BLOCKS));
-        for r in 0..2 {
+        for r in 0..TOGETHER {
             let scale = expand::<KIND, GROUP, PARTS>(scales[r]);
             let bias = expand::<KIND, GROUP, PARTS>(biases[r]);
             let product = _mm512_mul_ps(scale, x_scale);
@@ -382,15 +388,18 @@ unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
 /// Each of `codes` points to 64 bytes a part, `x` to 1,024 bytes of paired planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn pair_sums<const PARTS: usize>(codes: [*const u8; 2], x: *const i8) -> [__m512i; 2] {
+unsafe fn pair_sums<const PARTS: usize>(
+    codes: [*const u8; TOGETHER],
+    x: *const i8,
+) -> [__m512i; TOGETHER] {
     let mask = _mm512_set1_epi8(15);
-    let mut d = [[_mm512_setzero_si512(); 4]; 2];
+    let mut d = [[_mm512_setzero_si512(); 4]; TOGETHER];
     for part in 0..PARTS {
         // SAFETY: 4 · 64 bytes of codes and 4 · 256 of planes; prefetching is harmless.
         unsafe {
             let plane = |i: usize| _mm512_loadu_si512(x.add(part * 256 + i * 64).cast());
             let (high_even, high_odd, low_even, low_odd) = (plane(0), plane(1), plane(2), plane(3));
-            for r in 0..2 {
+            for r in 0..TOGETHER {
                 let at = codes[r].add(part * 64);
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
                 let packed = _mm512_loadu_si512(at.cast());
