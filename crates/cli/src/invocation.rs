@@ -9,7 +9,7 @@ use experts::probe::Choice;
 use hub::Location;
 use model::DecoderSpec;
 
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, StreamExperts};
 use crate::builtin::Builtin;
 use crate::commands::repack;
 use crate::console::{Console, Tone};
@@ -166,7 +166,11 @@ impl Invocation {
         let mut total_bytes = model.spec.resident_bytes();
         if let Some(streaming) = &plan.streaming {
             let choice = engine::probe(&model.checkpoint, &model.spec)?;
-            for line in mode_lines(&plan, streaming, &choice) {
+            let global = &self.global;
+            let asked = matches!(global.stream_experts, StreamExperts::Always)
+                || global.expert_slots.is_some()
+                || global.expert_cache.is_some();
+            for line in mode_lines(&plan, streaming, &choice, asked) {
                 eprintln!("{}", self.console.paint(Tone::Dim, &line));
             }
             plan.options.reading = Some(choice);
@@ -239,16 +243,23 @@ pub(crate) fn finish(runner: &Runner) -> Result<()> {
 }
 
 /// Which way a model runs, and why.
-fn mode_lines(plan: &Plan, streaming: &StreamPlan, choice: &Choice) -> Vec<String> {
+fn mode_lines(
+    plan: &Plan,
+    streaming: &StreamPlan,
+    choice: &Choice,
+    asked: bool,
+) -> Vec<String> {
     let [even, published] = streaming.hit_rate.map(|rate| 100.0 * rate);
     let [most, least] = streaming.read_bytes_per_token.map(size::bytes);
-    let why = match plan.total_bytes + plan.would_stream_bytes > plan.budget_bytes {
-        true => format!(
-            "{} would not fit into {}",
-            size::bytes(plan.total_bytes + plan.would_stream_bytes),
-            size::bytes(plan.budget_bytes)
-        ),
-        false => "as asked".to_owned(),
+    // In memory everything takes this and more: longer steps, a longer context.
+    let all = plan.total_bytes + plan.would_stream_bytes;
+    let budget = size::bytes(plan.budget_bytes);
+    let why = match asked {
+        true => "as asked".to_owned(),
+        false if all > plan.budget_bytes => {
+            format!("{} would not fit into {budget}", size::bytes(all))
+        }
+        false => format!("all of it would not fit into {budget}"),
     };
     vec![
         format!(

@@ -20,6 +20,25 @@ fn pebble_answers_a_prompt_without_a_model() {
 }
 
 #[test]
+fn a_draft_that_cannot_pay_is_left_out_in_numbers() {
+    let home = Home::new();
+    let options = ["--context", "256", "--threads", "2"];
+    let plan = home.run(&[&["plan", "pebble", "--json"], &options[..]].concat()).json();
+    // Room for the model alone, then for a few experts less: the draft fits in neither case.
+    let alone = plan["total_bytes"].as_u64().unwrap() + 1_000_000;
+    for bytes in [alone, alone - 6_000_000] {
+        let memory = bytes.to_string();
+        let asked = ["--memory", &memory, "--draft-model", "pebble-draft", "--temperature", "0"];
+        let ran = home.run(&[&["run", OPPOSITE], &options[..], &asked].concat());
+        assert_has(
+            &ran.stderr,
+            &["warning: going on without pebble-draft: pebble takes ", ", together ", " MB of "],
+        );
+        assert_eq!(ran.good(), "The opposite of cold is hot.\n");
+    }
+}
+
+#[test]
 fn a_model_can_be_named_or_a_folder() {
     let home = Home::new();
     home.copy_model("models/pebble");

@@ -139,6 +139,13 @@ fn list_shows_what_is_built_in_and_what_is_cached() {
 }
 
 #[test]
+fn a_draft_head_does_not_answer_alone() {
+    let ran = Home::new().run(&["run", "pebble-dflash", "Hello"]);
+    assert_eq!(ran.code, Some(1));
+    assert_has(&ran.stderr, &["error: ", "DFlash draft", "--dflash"]);
+}
+
+#[test]
 fn doctor_judges_and_its_exit_code_says_so() {
     let home = Home::new();
     let ran = home.run(&["doctor"]);
