@@ -40,8 +40,8 @@ pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP:
         unsafe {
             match end - done {
                 0 => {}
-                1 if !x.transposed => decode::<TAIL, KIND, GROUP>(w, range, x, some, out),
-                1 => few::<1, TAIL, KIND, GROUP>(w, range, x, some, out),
+                1 if x.transposed => decode::<true, TAIL, KIND, GROUP>(w, range, x, some, out),
+                1 => decode::<false, TAIL, KIND, GROUP>(w, range, x, some, out),
                 2 => few::<2, TAIL, KIND, GROUP>(w, range, x, some, out),
                 3 => few::<3, TAIL, KIND, GROUP>(w, range, x, some, out),
                 4 => few::<4, TAIL, KIND, GROUP>(w, range, x, some, out),
@@ -181,17 +181,24 @@ pub(super) unsafe fn sums<const N: usize, const IS_FP4: bool>(
     x: [*const i8; N],
     transposed: bool,
 ) -> [__m512i; N] {
+    // Loops, not closures: those are not compiled for the instruction set.
+    let mut integers = [_mm512_setzero_si512(); N];
     // SAFETY: the caller's promise.
     unsafe {
         let packed = load::<4>(codes);
         if transposed {
             let (even, odd) = unpack::<IS_FP4>(transpose(packed));
-            x.map(|x| block_sums(&even, &odd, x))
+            for n in 0..N {
+                integers[n] = block_sums(&even, &odd, x[n]);
+            }
         } else {
             let (even, odd) = unpack::<IS_FP4>(packed);
-            x.map(|x| block_sums_of_parts(&even, &odd, x))
+            for n in 0..N {
+                integers[n] = block_sums_of_parts(&even, &odd, x[n]);
+            }
         }
     }
+    integers
 }
 
 /// The first `PARTS` vectors of a chunk.
@@ -220,8 +227,8 @@ fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     // A vector is four blocks of four lanes. Of two vectors the first two lanes of each block, then the last two.
     let first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
     let last = _mm512_setr_epi32(2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
-    let front = [first, last].map(|lanes| _mm512_permutex2var_epi32(a, lanes, b));
-    let back = [first, last].map(|lanes| _mm512_permutex2var_epi32(c, lanes, d));
+    let front = [_mm512_permutex2var_epi32(a, first, b), _mm512_permutex2var_epi32(a, last, b)];
+    let back = [_mm512_permutex2var_epi32(c, first, d), _mm512_permutex2var_epi32(c, last, d)];
     [
         _mm512_inserti64x4::<1>(front[0], _mm512_castsi512_si256(back[0])),
         _mm512_shuffle_i64x2::<0xee>(front[0], back[0]),
@@ -235,15 +242,19 @@ fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn unpack<const IS_FP4: bool>(packed: [__m512i; 4]) -> ([__m512i; 4], [__m512i; 4]) {
     let mask = _mm512_set1_epi8(15);
-    let even = packed.map(|packed| _mm512_and_si512(packed, mask));
-    let odd = packed.map(|packed| _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask));
-    if !IS_FP4 {
-        return (even, odd);
-    }
     // SAFETY: sixteen bytes of a constant.
     let table = unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(FP4_CODES.as_ptr().cast())) };
-    let value = |codes| _mm512_shuffle_epi8(table, codes);
-    (even.map(value), odd.map(value))
+    let mut even = [_mm512_setzero_si512(); 4];
+    let mut odd = even;
+    for part in 0..4 {
+        even[part] = _mm512_and_si512(packed[part], mask);
+        odd[part] = _mm512_and_si512(_mm512_srli_epi16::<4>(packed[part]), mask);
+        if IS_FP4 {
+            even[part] = _mm512_shuffle_epi8(table, even[part]);
+            odd[part] = _mm512_shuffle_epi8(table, odd[part]);
+        }
+    }
+    (even, odd)
 }
 
 /// Integer sums of the 16 blocks of a chunk, of transposed codes and activations.
@@ -311,7 +322,7 @@ fn prefetch_scales(scales: *const u8, biases: *const u8, bytes: usize) {
 /// # Safety
 /// As [`kernel`](super::kernel).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn decode<const TAIL: usize, const KIND: u8, const GROUP: usize>(
+unsafe fn decode<const TRANSPOSED: bool, const TAIL: usize, const KIND: u8, const GROUP: usize>(
     w: &Matrix<'_>,
     range: Range<usize>,
     x: &Activations,
@@ -338,13 +349,15 @@ unsafe fn decode<const TAIL: usize, const KIND: u8, const GROUP: usize>(
             for c in 0..chunks {
                 let (codes, at) = (codes.map(|codes| codes.add(c * CHUNK / 2)), c * chunk_scales);
                 let (scales, biases) = (scales.map(|s| s.add(at)), biases.map(|b| b.add(at)));
-                add_pair::<4, KIND, GROUP>(codes, scales, biases, &x, c, &mut acc);
+                add_together::<TRANSPOSED, 4, KIND, GROUP>(codes, scales, biases, &x, c, &mut acc);
             }
             if TAIL > 0 {
                 let at = chunks * chunk_scales;
                 let codes = codes.map(|codes| codes.add(chunks * CHUNK / 2));
                 let (scales, biases) = (scales.map(|s| s.add(at)), biases.map(|b| b.add(at)));
-                add_pair::<TAIL, KIND, GROUP>(codes, scales, biases, &x, chunks, &mut acc);
+                add_together::<TRANSPOSED, TAIL, KIND, GROUP>(
+                    codes, scales, biases, &x, chunks, &mut acc,
+                );
             }
             for r in 0..TOGETHER {
                 out.put(output, some[r] - range.start, halves_sum(acc[r]));
@@ -353,13 +366,18 @@ unsafe fn decode<const TAIL: usize, const KIND: u8, const GROUP: usize>(
     }
 }
 
-/// Adds the products of a chunk of two weight rows, or of its first `PARTS` parts, with one activation row.
+/// Adds the products of a chunk of some weight rows, or of its first `PARTS` parts, with one activation row.
 ///
 /// # Safety
 /// The pointers are those of a chunk with so many parts.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
+unsafe fn add_together<
+    const TRANSPOSED: bool,
+    const PARTS: usize,
+    const KIND: u8,
+    const GROUP: usize,
+>(
     codes: [*const u8; TOGETHER],
     scales: [*const u8; TOGETHER],
     biases: [*const u8; TOGETHER],
@@ -369,7 +387,16 @@ unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let integers = pair_sums::<PARTS>(codes, x.planes.add(chunk * 2 * CHUNK));
+        let planes = x.planes.add(chunk * 2 * CHUNK);
+        let mut integers = [_mm512_setzero_si512(); TOGETHER];
+        if TRANSPOSED {
+            for r in 0..TOGETHER {
+                let (even, odd) = unpack::<false>(transpose(load::<PARTS>(codes[r])));
+                integers[r] = block_sums(&even, &odd, planes);
+            }
+        } else {
+            integers = sums_together::<PARTS>(codes, planes);
+        }
         let x_scale = _mm512_loadu_ps(x.scale.add(chunk * LANE_BLOCKS));
         let x_sum = _mm512_loadu_ps(x.sum.add(chunk * LANE_BLOCKS));
         for r in 0..TOGETHER {
@@ -382,13 +409,13 @@ unsafe fn add_pair<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     }
 }
 
-/// Integer sums of the 16 blocks of a chunk, or of its first `PARTS` parts, for two weight rows.
+/// Integer sums of the 16 blocks of a chunk, or of its first `PARTS` parts, for some weight rows.
 ///
 /// # Safety
 /// Each of `codes` points to 64 bytes a part, `x` to 1,024 bytes of paired planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn pair_sums<const PARTS: usize>(
+unsafe fn sums_together<const PARTS: usize>(
     codes: [*const u8; TOGETHER],
     x: *const i8,
 ) -> [__m512i; TOGETHER] {
@@ -412,7 +439,11 @@ unsafe fn pair_sums<const PARTS: usize>(
             }
         }
     }
-    d.map(|d| sums_of_blocks(d))
+    let mut sums = [_mm512_setzero_si512(); TOGETHER];
+    for r in 0..TOGETHER {
+        sums[r] = sums_of_blocks(d[r]);
+    }
+    sums
 }
 
 /// The sixteen lanes added in halves: the order of [`sum_lanes`].
