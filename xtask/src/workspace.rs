@@ -52,6 +52,13 @@ impl Workspace {
         command.current_dir(&self.root);
         command
     }
+
+    /// Whether the toolchain has the standard library of a target.
+    pub(crate) fn has_target(&self, target: &str) -> bool {
+        let mut question = self.command("rustc");
+        let folder = ask(question.args(["--print", "target-libdir", "--target", target]));
+        folder.is_some_and(|folder| Path::new(&folder).is_dir())
+    }
 }
 
 fn cargo_in(root: &Path) -> Command {
