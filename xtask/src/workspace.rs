@@ -163,6 +163,7 @@ mod tests {
         assert!(find_program(&["no-such-program-anywhere"]).is_none());
     }
 
+    // The programs it runs are those of Unix.
     #[cfg(unix)]
     #[test]
     fn a_slow_command_is_stopped_and_a_failed_one_quoted() {
