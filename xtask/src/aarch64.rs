@@ -4,13 +4,13 @@
 //! build for it are tried: the GNU target with a cross linker, and the musl target, which links with
 //! the linker that comes with Rust and needs no foreign compiler.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 
 use crate::stages::{Outcome, Stage, run_tests};
 use crate::tally::Tally;
-use crate::workspace::{Workspace, ask, find_program};
+use crate::workspace::{Workspace, find_program};
 
 /// Packages with kernels.
 const PACKAGES: [&str; 1] = ["millstream-compute"];
@@ -36,14 +36,9 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<Outcome> {
     if !cfg!(target_os = "linux") {
         return Ok(Outcome::Skipped("qemu-user runs on Linux only".into()));
     }
-    let has_target = |target: &str| {
-        let mut question = workspace.command("rustc");
-        let folder = ask(question.args(["--print", "target-libdir", "--target", target]));
-        folder.is_some_and(|folder| Path::new(&folder).is_dir())
-    };
     let qemu = find_program(&["qemu-aarch64", "qemu-aarch64-static"]);
     let has_linker = find_program(&[GNU_LINKER]).is_some();
-    let way = match way(qemu, has_linker && has_target(GNU), has_target(MUSL)) {
+    let way = match way(qemu, has_linker && workspace.has_target(GNU), workspace.has_target(MUSL)) {
         Ok(way) => way,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };

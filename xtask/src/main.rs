@@ -9,6 +9,7 @@ mod environment;
 mod reference;
 mod stages;
 mod tally;
+mod targets;
 mod tidy;
 mod workspace;
 
@@ -28,7 +29,7 @@ tasks:
   help                             this text
 
 stages of test, in order:
-  fmt clippy tidy test doc reference aarch64
+  fmt clippy tidy test doc reference aarch64 targets
 
 --long adds the slow tests (it sets MILLSTREAM_LONG_TESTS=1).
 ";
@@ -113,8 +114,8 @@ mod tests {
 
     #[test]
     fn options_choose_stages_in_their_fixed_order() {
-        check(&[], Some((false, "fmt clippy tidy test doc reference aarch64")));
-        check(&["--long"], Some((true, "fmt clippy tidy test doc reference aarch64")));
+        check(&[], Some((false, "fmt clippy tidy test doc reference aarch64 targets")));
+        check(&["--long"], Some((true, "fmt clippy tidy test doc reference aarch64 targets")));
         check(&["--only", "test,fmt"], Some((false, "fmt test")));
         check(&["--only", "tests"], None);
         check(&["--only"], None);

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::environment::TestEnvironment;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, find_program, run as run_command};
-use crate::{aarch64, reference, tidy};
+use crate::{aarch64, reference, targets, tidy};
 
 /// What `cargo xtask test` was asked to do.
 pub(crate) struct Options {
@@ -31,6 +31,7 @@ pub(crate) enum Stage {
     Doc,
     Reference,
     Aarch64,
+    Targets,
 }
 
 /// How a stage ended that did not fail.
@@ -43,7 +44,7 @@ pub(crate) enum Outcome {
 }
 
 impl Stage {
-    pub(crate) const ALL: [Stage; 7] = [
+    pub(crate) const ALL: [Stage; 8] = [
         Stage::Fmt,
         Stage::Clippy,
         Stage::Tidy,
@@ -51,6 +52,7 @@ impl Stage {
         Stage::Doc,
         Stage::Reference,
         Stage::Aarch64,
+        Stage::Targets,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -62,6 +64,7 @@ impl Stage {
             Stage::Doc => "doc",
             Stage::Reference => "reference",
             Stage::Aarch64 => "aarch64",
+            Stage::Targets => "targets",
         }
     }
 
@@ -97,6 +100,10 @@ impl Stage {
             }
             Stage::Reference => return reference::check(workspace),
             Stage::Aarch64 => return aarch64::run(workspace, tally),
+            Stage::Targets => {
+                need_component("clippy-driver")?;
+                return targets::run(workspace);
+            }
         }
         Ok(Outcome::Passed)
     }

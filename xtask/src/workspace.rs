@@ -52,6 +52,13 @@ impl Workspace {
         command.current_dir(&self.root);
         command
     }
+
+    /// Whether the toolchain has the standard library of a target.
+    pub(crate) fn has_target(&self, target: &str) -> bool {
+        let mut question = self.command("rustc");
+        let folder = ask(question.args(["--print", "target-libdir", "--target", target]));
+        folder.is_some_and(|folder| Path::new(&folder).is_dir())
+    }
 }
 
 fn cargo_in(root: &Path) -> Command {
@@ -156,6 +163,7 @@ mod tests {
         assert!(find_program(&["no-such-program-anywhere"]).is_none());
     }
 
+    // The programs it runs are those of Unix.
     #[cfg(unix)]
     #[test]
     fn a_slow_command_is_stopped_and_a_failed_one_quoted() {

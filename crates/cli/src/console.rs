@@ -36,7 +36,10 @@ impl Console {
     /// What this process's standard error can show. `no_progress` switches bars off.
     pub(crate) fn new(no_progress: bool) -> Console {
         let terminal = io::stderr().is_terminal() && !is_dumb();
-        Console { colour: terminal && !no_colour(), bars: terminal && !no_progress }
+        Console {
+            colour: terminal && !no_colour() && takes_codes(),
+            bars: terminal && !no_progress,
+        }
     }
 
     /// Words in the tone's colour.
@@ -96,6 +99,17 @@ fn style(tone: Tone) -> Style {
 /// <https://no-color.org>: set and not empty.
 fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
+/// Whether the terminal understands escape codes. Windows consoles do once they are asked to.
+#[cfg(windows)]
+fn takes_codes() -> bool {
+    anstyle_query::windows::enable_ansi_colors() != Some(false)
+}
+
+#[cfg(not(windows))]
+fn takes_codes() -> bool {
+    true
 }
 
 fn is_dumb() -> bool {

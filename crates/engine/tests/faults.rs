@@ -581,6 +581,7 @@ fn open(path: &Path) -> fs::File {
 }
 
 #[test]
+// Other systems may refuse to replace a file that is open.
 #[cfg(unix)]
 fn a_file_replaced_by_a_rename_is_read_on() {
     within_patience(|| {

@@ -5,6 +5,10 @@
 
 mod faulty;
 mod files;
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
 
 use std::fmt::Debug;
 use std::io;
@@ -14,6 +18,11 @@ use checkpoint::FileIndex;
 
 pub use faulty::{Fault, Faulty, Rule};
 pub use files::{Access, Files};
+
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
 
 use crate::Result;
 

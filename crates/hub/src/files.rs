@@ -170,6 +170,7 @@ mod tests {
         }
     }
 
+    // Links take a privilege on Windows.
     #[cfg(unix)]
     #[test]
     fn dangling_links_are_missing_files() {

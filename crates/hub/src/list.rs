@@ -162,6 +162,7 @@ mod tests {
         );
     }
 
+    // Links take a privilege on Windows.
     #[cfg(unix)]
     #[test]
     fn links_are_followed_and_loops_end() {

@@ -11,6 +11,7 @@ use crate::cpu::Isa;
 use crate::disk::Disk;
 use crate::facts::{Facts, HugePages};
 use crate::memory::{LimitSource, Memory};
+use crate::system;
 
 /// How a check went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -53,7 +54,7 @@ pub fn checks(model_dir: Option<&Path>) -> Vec<Check> {
     judge(&Examination {
         facts: Facts::gather(),
         disk: model_dir.map(|path| Disk::of(path).map_err(|error| error.to_string())),
-        open_file_limit: open_file_limit(),
+        open_file_limit: system::open_file_limit(),
     })
 }
 
@@ -63,7 +64,7 @@ pub fn judge(examination: &Examination) -> Vec<Check> {
     let mut checks = vec![cores(facts), instruction_sets(facts), memory(facts.memory.as_ref())];
     if let Some(memory) = &facts.memory {
         checks.extend(memory_limit(memory));
-        checks.push(swap(memory));
+        checks.push(swap(facts.os, memory));
     }
     checks.push(huge_pages(facts));
     checks.extend(disk.as_ref().map(disk_check));
@@ -156,14 +157,16 @@ fn memory_limit(memory: &Memory) -> Option<Check> {
     Some(Check::ok("memory limit", detail))
 }
 
-fn swap(memory: &Memory) -> Check {
+fn swap(os: &str, memory: &Memory) -> Check {
     if memory.swap_total_bytes == 0 {
         return Check::ok("swap", "none".to_owned());
     }
     let used_bytes = memory.swap_total_bytes.saturating_sub(memory.swap_free_bytes);
     let detail =
         format!("{} of {} in use", gigabytes(used_bytes), gigabytes(memory.swap_total_bytes));
-    if used_bytes > memory.swap_total_bytes / 2 {
+    // The swap of macOS grows as it is needed, so how full it is says nothing.
+    let all_bytes = if os == "macos" { memory.total_bytes } else { memory.swap_total_bytes };
+    if used_bytes > all_bytes / 2 {
         let hint = "the machine is short of memory already; end other programs or lower --memory";
         return Check::warn("swap", detail, hint);
     }
@@ -201,8 +204,10 @@ fn disk_check(disk: &Result<Disk, String>) -> Check {
     let device = disk.disk.as_deref().or(disk.device.as_deref()).unwrap_or("unknown device");
     let free = disk.free_bytes.map_or("unknown".to_owned(), gigabytes);
     let detail = format!("{filesystem} on {device}, {free} free");
-    let is_network = ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "virtiofs"];
-    if is_network.contains(&filesystem) {
+    // Those of Linux, of macOS, and the word for all on Windows.
+    let mut network =
+        "nfs nfs4 cifs smb3 9p fuse.sshfs ceph virtiofs smbfs afpfs webdav network".split(' ');
+    if network.any(|name| name == filesystem) {
         let hint = "experts are read at every token; put the model on a local SSD";
         return Check::warn("disk", detail, hint);
     }
@@ -222,17 +227,6 @@ fn open_files(limit: u64) -> Check {
         return Check::warn("open files", detail, "raise it with `ulimit -n 4096`");
     }
     Check::ok("open files", detail)
-}
-
-#[cfg(unix)]
-fn open_file_limit() -> Option<u64> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    Some(limit.current.unwrap_or(u64::MAX))
-}
-
-#[cfg(not(unix))]
-fn open_file_limit() -> Option<u64> {
-    None
 }
 
 /// Decimal gigabytes with one digit, as disks and model cards count.

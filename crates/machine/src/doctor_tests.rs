@@ -111,6 +111,10 @@ fn swap_space() {
     check("swap", Status::Ok, "0.0 GB of 8.6 GB", |it| {
         (memory_of(it).swap_total_bytes, memory_of(it).swap_free_bytes) = (8 * GIB, 8 * GIB);
     });
+    check("swap", Status::Ok, "7.5 GB of 8.6 GB", |it| {
+        it.facts.os = "macos";
+        (memory_of(it).swap_total_bytes, memory_of(it).swap_free_bytes) = (8 * GIB, GIB);
+    });
     check("swap", Status::Warn, "7.5 GB of 8.6 GB", |it| {
         (memory_of(it).swap_total_bytes, memory_of(it).swap_free_bytes) = (8 * GIB, GIB);
     });

@@ -5,7 +5,6 @@
 //! Invariant: a question that this system cannot answer gives `None` or a portable fallback, never a panic.
 
 pub mod amx;
-pub mod cgroup;
 pub mod cpu;
 pub mod disk;
 pub mod doctor;
@@ -13,7 +12,7 @@ pub mod facts;
 pub mod memory;
 pub mod pages;
 pub mod probe;
-mod procfs;
+mod system;
 
 use std::path::PathBuf;
 

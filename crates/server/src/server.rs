@@ -3,7 +3,6 @@
 //! Connections are served by a small runtime of their own; the engine steps on the thread that calls
 //! [`Server::run`]. A signal to end lets requests under way finish until a deadline; a second one ends at once.
 
-use std::future::Future;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -303,9 +302,17 @@ fn signal() -> impl Future<Output = ()> {
 }
 
 /// The next signal to end.
-#[cfg(not(unix))]
+#[cfg(windows)]
 async fn signal() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
+    use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close};
+    // Signals that cannot be listened for keep their own meaning: they end the process.
+    let (Ok(mut key), Ok(mut other_key), Ok(mut window)) = (ctrl_c(), ctrl_break(), ctrl_close())
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = key.recv() => {}
+        _ = other_key.recv() => {}
+        _ = window.recv() => {}
     }
 }

@@ -154,6 +154,7 @@ fn what_is_no_folder_of_a_model() {
 }
 
 /// The Hugging Face cache: a snapshot folder of links into `blobs`.
+// Links take a privilege on Windows.
 #[cfg(unix)]
 #[test]
 fn links_are_followed() {

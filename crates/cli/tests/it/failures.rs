@@ -143,6 +143,7 @@ fn errors_have_no_colour_when_nobody_looks() {
     assert!(!stderr.contains('\u{1b}'), "{stderr:?}");
 }
 
+// Windows has no signal that one program could send another.
 #[cfg(unix)]
 #[test]
 fn an_interrupt_ends_the_program_with_130() {

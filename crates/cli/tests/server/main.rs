@@ -5,6 +5,7 @@
 //! what no client library would.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
+// Servers are ended by SIGTERM, which Windows does not have.
 #![cfg(unix)]
 
 mod browser;

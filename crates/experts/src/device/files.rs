@@ -5,14 +5,14 @@
 //! descriptor it was opened with: replaced by a rename, it reads on as it was; changed in place, it is
 //! reported by [`Device::check_unchanged`].
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use checkpoint::{Bytes, Checkpoint, FileIndex, Source};
 
-use super::Device;
+use super::{Device, system};
 use crate::{Error, Result};
 
 /// Whether reads go through the system's file cache.
@@ -40,22 +40,17 @@ enum Opened {
 /// What tells one file, and one state of it, from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
-    /// Device and inode number; zero where the system has none.
+    /// The disk and the file on it.
     number: (u64, u64),
     len_bytes: u64,
     modified: Option<SystemTime>,
 }
 
 impl Identity {
-    fn of(metadata: &Metadata) -> Identity {
-        #[cfg(unix)]
-        let number = {
-            use std::os::unix::fs::MetadataExt;
-            (metadata.dev(), metadata.ino())
-        };
-        #[cfg(not(unix))]
-        let number = (0, 0);
-        Identity { number, len_bytes: metadata.len(), modified: metadata.modified().ok() }
+    fn of(file: &File) -> io::Result<Identity> {
+        let metadata = file.metadata()?;
+        let (number, len_bytes) = (system::number(file)?, metadata.len());
+        Ok(Identity { number, len_bytes, modified: metadata.modified().ok() })
     }
 }
 
@@ -68,13 +63,7 @@ impl Files {
             let index = FileIndex(index as u32);
             files.push(match checkpoint.source(index) {
                 Source::Memory(bytes) => Opened::Memory(bytes.clone()),
-                Source::Path(path) => {
-                    let before = match checkpoint.opened(index) {
-                        Some(file) => file.metadata(),
-                        None => std::fs::metadata(path),
-                    };
-                    open_disk(path, access, before)?
-                }
+                Source::Path(path) => open_disk(path, access, checkpoint.opened(index))?,
             });
         }
         Ok(Files { access, files })
@@ -82,7 +71,7 @@ impl Files {
 
     /// Opens files that are no checkpoint of their own; they are numbered in this order.
     pub fn open_paths(paths: &[PathBuf], access: Access) -> Result<Files> {
-        let open = |path: &PathBuf| open_disk(path, access, std::fs::metadata(path));
+        let open = |path: &PathBuf| open_disk(path, access, None);
         Ok(Files { access, files: paths.iter().map(open).collect::<Result<_>>()? })
     }
 
@@ -103,70 +92,25 @@ impl Files {
     }
 }
 
-fn open_disk(path: &Path, access: Access, before: io::Result<Metadata>) -> Result<Opened> {
+/// Opens a file, which must be the same as `before` and as it was then.
+fn open_disk(path: &Path, access: Access, before: Option<&File>) -> Result<Opened> {
     let failed = |operation: &str, source| {
         let (path, operation) = (path.to_owned(), operation.to_owned());
         Error::Io { path, operation, source }
     };
-    let before = Identity::of(&before.map_err(|source| failed("examine", source))?);
+    let identity_of = |file| Identity::of(file).map_err(|source| failed("examine", source));
+    let before = before.map(identity_of).transpose()?;
     let file = match access {
         Access::Direct => {
-            open_direct(path).map_err(|source| failed("open for direct reads", source))?
+            system::open_direct(path).map_err(|source| failed("open for direct reads", source))?
         }
-        Access::Buffered => open_buffered(path).map_err(|source| failed("open", source))?,
+        Access::Buffered => system::open_buffered(path).map_err(|source| failed("open", source))?,
     };
-    let metadata = file.metadata().map_err(|source| failed("examine", source))?;
-    let identity = Identity::of(&metadata);
-    if identity != before {
+    let identity = identity_of(&file)?;
+    if before.is_some_and(|before| before != identity) {
         return Err(Error::Changed { path: path.to_owned() });
     }
     Ok(Opened::Disk { path: path.to_owned(), file, identity })
-}
-
-#[cfg(target_os = "linux")]
-fn open_direct(path: &Path) -> io::Result<File> {
-    use rustix::fs::{Mode, OFlags};
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
-    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
-}
-
-#[cfg(target_vendor = "apple")]
-fn open_direct(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    rustix::fs::fcntl_nocache(&file, true)?;
-    Ok(file)
-}
-
-/// Reads by one such handle wait for each other: Windows serialises them unless they are overlapped.
-#[cfg(windows)]
-fn open_direct(path: &Path) -> io::Result<File> {
-    use std::os::windows::fs::OpenOptionsExt;
-    const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
-    std::fs::OpenOptions::new().read(true).custom_flags(FILE_FLAG_NO_BUFFERING).open(path)
-}
-
-#[cfg(not(any(target_os = "linux", target_vendor = "apple", windows)))]
-fn open_direct(_path: &Path) -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Opens for reads through the cache. Linux is told that they are scattered: read-ahead would bring
-/// pages that nobody asked for and that [`Device::forget`] would not know of.
-fn open_buffered(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    #[cfg(target_os = "linux")]
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)?;
-    Ok(file)
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, out, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }
 
 impl Device for Files {
@@ -174,7 +118,7 @@ impl Device for Files {
         match self.files.get(file.0 as usize) {
             None => Err(io::ErrorKind::NotFound.into()),
             Some(Opened::Disk { file: disk, .. }) => {
-                let count = read_at(disk, offset, out)?;
+                let count = system::read_at(disk, offset, out)?;
                 if self.access == Access::Buffered {
                     self.forget(file, offset, count);
                 }
@@ -201,11 +145,11 @@ impl Device for Files {
         let Some(Opened::Disk { path, file, identity }) = self.files.get(file.0 as usize) else {
             return Ok(());
         };
-        let metadata = file.metadata().map_err(|source| {
+        let now = Identity::of(file).map_err(|source| {
             let operation = "examine".to_owned();
             Error::Io { path: path.clone(), operation, source }
         })?;
-        if Identity::of(&metadata) != *identity {
+        if now != *identity {
             return Err(Error::Changed { path: path.clone() });
         }
         Ok(())
@@ -223,15 +167,9 @@ impl Device for Files {
     }
 
     fn forget(&self, file: FileIndex, offset: u64, len: usize) {
-        #[cfg(target_os = "linux")]
-        if let Some(Opened::Disk { file, .. }) = self.files.get(file.0 as usize)
-            && let Some(len) = std::num::NonZeroU64::new(len as u64)
-        {
-            // Advice: where it is refused, the pages stay a while longer.
-            let _ = rustix::fs::fadvise(file, offset, Some(len), rustix::fs::Advice::DontNeed);
+        if let Some(Opened::Disk { file, .. }) = self.files.get(file.0 as usize) {
+            system::forget(file, offset, len);
         }
-        #[cfg(not(target_os = "linux"))]
-        let _ = (file, offset, len);
     }
 
     fn is_memory(&self) -> bool {

@@ -10,6 +10,7 @@ use experts::device::{Fault, Faulty, Rule};
 use crate::support::{EXPERTS, Model, Settings, file, within_patience};
 
 #[test]
+// Other systems may refuse to replace a file that is open.
 #[cfg(unix)]
 fn a_file_replaced_by_a_rename_reads_on_as_it_was() {
     within_patience(|| {

@@ -56,6 +56,7 @@ fn a_file_that_was_cut_is_too_short_and_no_longer_what_it_was() {
 }
 
 #[test]
+// Other systems may refuse to replace a file that is open.
 #[cfg(unix)]
 fn a_file_replaced_by_another_reads_on_as_it_was() {
     let (folder, paths) = write_files(&[20_000]);
@@ -73,6 +74,7 @@ fn a_file_replaced_by_another_reads_on_as_it_was() {
 }
 
 #[test]
+// Other systems may refuse to replace a file that is open.
 #[cfg(unix)]
 fn a_file_replaced_before_it_is_opened_again_is_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use super::LimitSource::{CgroupV1, CgroupV2};
 use super::*;
-use crate::procfs::fixture::tree;
+use crate::system::linux::procfs::fixture::tree;
 
 /// Expects exactly these limits, innermost first: (bytes, used bytes, source, path below the root).
 #[track_caller]

@@ -8,48 +8,14 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
-use crate::procfs::{self, Mount};
-
-/// Where a limit comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LimitSource {
-    /// `memory.limit_in_bytes` of a version 1 group.
-    CgroupV1,
-    /// `memory.max` or `memory.high` of a version 2 group.
-    CgroupV2,
-    /// `ulimit -v`, which counts mapped memory whether or not it is resident.
-    AddressSpace,
-}
-
-/// A limit on memory, tighter than the machine itself.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Limit {
-    /// The most that may be used.
-    pub bytes: u64,
-    /// What of it is in use and cannot be reclaimed: everything charged except clean and dirty file pages
-    /// and reclaimable kernel memory.
-    pub used_bytes: u64,
-    /// Which mechanism sets it.
-    pub source: LimitSource,
-    /// The group's folder, or the file that holds the limit.
-    pub path: PathBuf,
-}
-
-impl Limit {
-    /// What is left below the limit.
-    pub fn headroom_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(self.used_bytes)
-    }
-}
+use super::procfs::{self, Mount};
+use crate::memory::{Limit, LimitSource};
 
 /// Version 1 writes "no limit" as the largest whole page below 2⁶³; no real limit comes near this.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// Every memory limit on the way from this process's groups up to the visible root, as seen below `root`.
-pub fn limits(root: &Path) -> Vec<Limit> {
+pub(super) fn limits(root: &Path) -> Vec<Limit> {
     let memberships = procfs::read(root, "/proc/self/cgroup").unwrap_or_default();
     let mounts = procfs::mounts(root);
     let mut limits = Vec::new();

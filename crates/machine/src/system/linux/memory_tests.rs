@@ -1,40 +1,9 @@
-//! Budgets and usage on fixture trees, and once on the real machine.
+//! Memory and usage on fixture trees.
 
 use super::*;
-use crate::procfs::fixture::tree;
+use crate::system::linux::procfs::fixture::tree;
 
-fn memory(available_bytes: u64, limit_headroom_bytes: Option<u64>) -> Memory {
-    Memory {
-        total_bytes: 64 * GIB,
-        available_bytes,
-        limit: None,
-        limit_headroom_bytes,
-        swap_total_bytes: 0,
-        swap_free_bytes: 0,
-    }
-}
-
-#[test]
-fn budget_keeps_back_a_tenth_and_at_least_a_gibibyte() {
-    #[track_caller]
-    fn check(available_bytes: u64, headroom_bytes: Option<u64>, budget_bytes: u64) {
-        assert_eq!(memory(available_bytes, headroom_bytes).budget_bytes(), budget_bytes);
-    }
-    check(40 * GIB, None, 36 * GIB);
-    check(10 * GIB, None, 9 * GIB);
-    check(8 * GIB, None, 7 * GIB);
-    check(4 * GIB, None, 3 * GIB);
-    // Small machines: a quarter.
-    check(2 * GIB, None, 3 * GIB / 2);
-    check(GIB, None, 3 * GIB / 4);
-    check(0, None, 0);
-    check(3, None, 3);
-    // The tighter of the two binds.
-    check(40 * GIB, Some(20 * GIB), 18 * GIB);
-    check(20 * GIB, Some(40 * GIB), 18 * GIB);
-    check(20 * GIB, Some(0), 0);
-    check(u64::MAX, Some(u64::MAX), u64::MAX - u64::MAX / 10);
-}
+const GIB: u64 = 1 << 30;
 
 const MEMINFO: (&str, &str) = (
     "/proc/meminfo",
@@ -48,7 +17,7 @@ const V2: [(&str, &str); 2] = [
 
 #[track_caller]
 fn check(files: &[(&str, &str)], limit_bytes: Option<u64>, headroom_bytes: Option<u64>) -> Memory {
-    let memory = Memory::read_below(tree(files).path()).unwrap();
+    let memory = memory(tree(files).path()).unwrap();
     assert_eq!(memory.limit.as_ref().map(|limit| limit.bytes), limit_bytes);
     assert_eq!(memory.limit_headroom_bytes, headroom_bytes);
     memory
@@ -145,7 +114,7 @@ fn old_kernels_estimate_available_memory() {
 #[test]
 fn unreadable_memory_is_an_error_that_names_the_file() {
     for files in [&[][..], &[("/proc/meminfo", "MemFree: 1 kB\n")]] {
-        let message = Memory::read_below(tree(files).path()).unwrap_err().to_string();
+        let message = memory(tree(files).path()).unwrap_err().to_string();
         assert!(message.contains("proc/meminfo"), "{message}");
     }
 }
@@ -164,41 +133,15 @@ fn usage_lines() {
         file_bytes: 2500 << 10,
         swap_bytes: 30 << 10,
     };
-    assert_eq!(usage_below(tree.path()), expected);
-    assert_eq!(usage_below(Path::new("/nonexistent")), Usage::default());
-}
-
-#[test]
-fn vm_stat_output() {
-    let text = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n\
-                Pages free:                               10000.\n\
-                Pages active:                            500000.\n\
-                Pages inactive:                           20000.\n\
-                Pages speculative:                         3000.\n\
-                Pages purgeable:                            400.\n";
-    assert_eq!(vm_stat::available_bytes(text), Some(33400 * 16384));
-    assert_eq!(vm_stat::available_bytes("Pages free: 3."), None);
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn this_machine_answers() {
-    let memory = Memory::read().unwrap();
-    assert!(memory.total_bytes >= memory.available_bytes);
-    assert!(memory.budget_bytes() < memory.total_bytes);
-
-    let mut pages = crate::pages::Pages::new(32 << 20).unwrap();
-    pages.prefault();
-    let after = usage();
-    assert!(after.anonymous_bytes >= 32 << 20, "{after:?}");
-    assert!(after.peak_resident_bytes >= after.resident_bytes);
+    assert_eq!(usage(tree.path()), expected);
+    assert_eq!(usage(Path::new("/nonexistent")), Usage::default());
 }
 
 #[test]
 fn swap_traffic_is_pages_in_and_out() {
     let vmstat = "nr_free_pages 17\npswpin 3\npswpout 40\npswpin_zero 9\n";
     let root = tree(&[("/proc/vmstat", vmstat)]);
-    assert_eq!(linux::swap_traffic_pages(root.path()), Some(43));
+    assert_eq!(swap_traffic_pages(root.path()), Some(43));
     let root = tree(&[("/proc/vmstat", "nr_free_pages 17\n")]);
-    assert_eq!(linux::swap_traffic_pages(root.path()), None);
+    assert_eq!(swap_traffic_pages(root.path()), None);
 }

@@ -1,0 +1,56 @@
+//! Files on Linux, macOS and other Unixes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// Device and inode number.
+pub(super) fn number(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+#[cfg(target_os = "linux")]
+pub(super) fn open_direct(path: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+#[cfg(target_vendor = "apple")]
+pub(super) fn open_direct(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    rustix::fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+pub(super) fn open_direct(_path: &Path) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Opens for reads through the cache. Linux is told that they are scattered: read-ahead would bring
+/// pages that nobody asked for and that [`forget`] would not know of.
+pub(super) fn open_buffered(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    #[cfg(target_os = "linux")]
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)?;
+    Ok(file)
+}
+
+pub(super) fn read_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+    file.read_at(out, offset)
+}
+
+#[cfg(target_os = "linux")]
+pub(super) fn forget(file: &File, offset: u64, len: usize) {
+    if let Some(len) = std::num::NonZeroU64::new(len as u64) {
+        // Advice: where it is refused, the pages stay a while longer.
+        let _ = rustix::fs::fadvise(file, offset, Some(len), rustix::fs::Advice::DontNeed);
+    }
+}
+
+/// There is no such call.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn forget(_file: &File, _offset: u64, _len: usize) {}

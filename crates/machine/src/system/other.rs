@@ -1,0 +1,49 @@
+//! Systems that nobody has described yet: `--memory` says what cannot be asked.
+
+use std::fs::File;
+use std::path::Path;
+
+use crate::disk::Disk;
+use crate::facts::{Cache, HugePages};
+use crate::memory::{Memory, Usage};
+use crate::{Error, Result};
+
+pub(crate) fn memory() -> Result<Memory> {
+    Err(Error::Unknown { what: "the size of memory" })
+}
+
+pub(crate) fn usage() -> Usage {
+    Usage::default()
+}
+
+pub(crate) fn swap_traffic_bytes() -> Option<u64> {
+    None
+}
+
+pub(crate) fn kernel() -> Option<String> {
+    None
+}
+
+pub(crate) fn cpu_model() -> Option<String> {
+    None
+}
+
+pub(crate) fn caches() -> Vec<Cache> {
+    Vec::new()
+}
+
+pub(crate) fn huge_pages() -> HugePages {
+    HugePages::Unknown
+}
+
+pub(crate) fn disk(_path: &Path) -> Disk {
+    Disk::default()
+}
+
+pub(crate) fn open_file_limit() -> Option<u64> {
+    None
+}
+
+pub(crate) fn forget_cached(_file: &File) -> std::io::Result<()> {
+    Ok(())
+}
