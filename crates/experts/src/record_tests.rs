@@ -67,14 +67,18 @@ fn check(
         let came = read(piece, &mut slot[piece.slot_offset..][..piece.len]);
         assert!(came >= piece.needed, "{came} of {piece:?}");
     }
-    let Expert { gate, up, down } = record.view(layer, &slot);
+    let Expert { gate, up, down, biases, is_interleaved } = record.view(layer, &slot);
+    assert_eq!(is_interleaved, layer.layout.is_interleaved());
     for (projection, matrix) in Projection::ALL.into_iter().zip([gate, up, down]) {
         let slice = layer.layout.slice(expert, projection);
         assert_eq!((matrix.rows, matrix.cols), (slice.out_features, slice.in_features));
+        let bias = biases[projection as usize];
+        assert_eq!(bias.map(|bias| bias.float), slice.bias_dtype.map(float));
         let parts = [
             (Some(slice.weight), matrix.codes),
             (slice.scales, matrix.scales),
             (slice.biases, matrix.biases),
+            (slice.bias, bias.map_or(&[][..], |bias| bias.bytes)),
         ];
         for (span, got) in parts {
             let mut want = vec![0; span.map_or(0, |span| span.len_bytes as usize)];
