@@ -200,12 +200,16 @@ def dequantise(folder):
     return out
 
 
-def mlx_logits(source, prompt, weights=None):
-    """mlx-lm's f32 logits on the checkpoint in `source` (HF names), or on `weights` (MLX names) instead."""
+def mlx_logits(source, prompt, weights=None, frequencies=None):
+    """mlx-lm's f32 logits on the checkpoint in `source` (HF names), or on `weights` (MLX names) instead; with other
+    `frequencies` of its rotation, where it cannot make them itself."""
     with contextlib.redirect_stdout(io.StringIO()):
         model, _ = mlx_lm.utils.load_model(source)
     if weights:
         model.load_weights([(k, mx.array(v)) for k, v in weights.items()])
+    if frequencies is not None:
+        for layer in model.layers:
+            layer.self_attn.rope._freqs = 1 / mx.array(frequencies)
     return np.array(model(mx.array([prompt]))[0])
 
 
@@ -239,8 +243,10 @@ def attempt(kind, fmt, seed, folder, scratch):
     if isinstance(found, str):
         return found
     # mlx-lm has no sliding window for `mistral`: compare where it does not matter yet.
-    n = getattr(model.config, "sliding_window", None) or PROMPT
-    other = mlx_logits(source, prompt, weights)
+    n = model.config.sliding_window if kind == "mistral" else PROMPT
+    # mlx-lm rounds YaRN's range whatever `truncate` says.
+    frequencies = model.model.rotary_emb.inv_freq.numpy() if kind == "gpt_oss" else None
+    other = mlx_logits(source, prompt, weights, frequencies)
     found["mlx_difference"] = float(np.abs(other - found["all"])[:n].max()) / found["std"]
     assert found["mlx_difference"] < 1e-4, f"the two references differ by {found['mlx_difference']}"
     found["prompt"] = prompt

@@ -102,6 +102,8 @@ fn published_files_hold_each_part_where_the_view_says() {
         ("qwen3_5_moe-vl-bf16", "model.language_model.layers", ExpertForm::Fused, [8, 96, 32]),
         ("qwen3_moe-bf16", "model.layers", ExpertForm::Separate, [8, 96, 32]),
         ("mixtral-f32", "model.layers", ExpertForm::Separate, [4, 96, 32]),
+        ("gpt_oss-published", "model.layers", ExpertForm::Fused, [4, 192, 64]),
+        ("gpt_oss-mxfp4-q8", "model.layers", ExpertForm::Stacked, [4, 192, 64]),
     ];
     for (model, prefix, form, sizes) in cases {
         let checkpoint = Checkpoint::open(&models.join(model)).unwrap();

@@ -24,6 +24,13 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
         Some(experts) => experts,
         None => tensors.count("experts_per_token")?,
     };
+    if let Some(alpha) = config.f64("swiglu_alpha").filter(|&alpha| alpha != 1.702) {
+        return Err(Error::Config {
+            key: "swiglu_alpha",
+            expected: "1.702".into(),
+            got: alpha.to_string(),
+        });
+    }
     let limit = config.f64("swiglu_limit").unwrap_or(7.0) as f32;
     if !(limit > 0.0 && limit.is_finite()) {
         return Err(Error::Config {
