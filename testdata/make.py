@@ -73,6 +73,8 @@ QUANTISED = {
     "8bit-g64": dict(q_bits=8, q_group_size=64, dtype="bfloat16"),
     "mxfp8": dict(q_mode="mxfp8", dtype="bfloat16"),
     "nvfp4": dict(q_mode="nvfp4", dtype="bfloat16"),
+    # Of the published gpt-oss: its experts stay mxfp4.
+    "mxfp4-q8": dict(q_bits=8, q_group_size=64, dtype="bfloat16"),
 }
 MATRIX = [(t, f) for t in tiny.TYPES for f in ("f32", "4bit", "8bit", "mixed", "mxfp4")]
 # One model each for the rest: half of the formats on a dense model, half on experts.
@@ -81,6 +83,7 @@ EXTRA = [
     ("llama", "6bit"), ("llama", "mxfp8"), ("llama", "bf16"),
     ("qwen3_moe", "3bit"), ("qwen3_moe", "nvfp4"), ("qwen3_moe", "bf16"),
     ("qwen3_5_moe", "vl-bf16"),
+    ("gpt_oss", "published"), ("gpt_oss", "mxfp4-q8"),
 ]  # fmt: skip
 SHARDED = ("qwen3_moe-4bit", "qwen3_moe-4bit-sharded")  # the first, cut in two files
 
@@ -197,12 +200,16 @@ def dequantise(folder):
     return out
 
 
-def mlx_logits(source, prompt, weights=None):
-    """mlx-lm's f32 logits on the checkpoint in `source` (HF names), or on `weights` (MLX names) instead."""
+def mlx_logits(source, prompt, weights=None, frequencies=None):
+    """mlx-lm's f32 logits on the checkpoint in `source` (HF names), or on `weights` (MLX names) instead; with other
+    `frequencies` of its rotation, where it cannot make them itself."""
     with contextlib.redirect_stdout(io.StringIO()):
         model, _ = mlx_lm.utils.load_model(source)
     if weights:
         model.load_weights([(k, mx.array(v)) for k, v in weights.items()])
+    if frequencies is not None:
+        for layer in model.layers:
+            layer.self_attn.rope._freqs = 1 / mx.array(frequencies)
     return np.array(model(mx.array([prompt]))[0])
 
 
@@ -213,21 +220,33 @@ def attempt(kind, fmt, seed, folder, scratch):
     source = scratch / "source"  # what mlx-lm can load: release-like names and config
     tiny.save_for_mlx(model, kind, source)
     weights = None
-    if fmt in QUANTISED:
+    if fmt == "published":
+        tiny.save_published(model, folder)
+        weights = {k: v.numpy() for k, v in tiny.gpt_oss_to_mlx(tiny.live(model)).items()}
+    elif kind == "gpt_oss" and fmt == "f32":  # transformers would write experts with their inputs first
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            convert(str(source), str(folder), quantize=True, **QUANTISED[fmt])
+            convert(str(source), str(folder), quantize=False, dtype="float32")
+    elif fmt in QUANTISED:
+        origin = source
+        if fmt == "mxfp4-q8":
+            origin = scratch / "published"
+            tiny.save_published(model, origin)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            convert(str(origin), str(folder), quantize=True, **QUANTISED[fmt])
         weights = dequantise(folder)
         tiny.load_from_mlx(model, weights)
     elif fmt == "vl-bf16":
         tiny.save_vl(model, kind, folder)
     else:
         tiny.save_hf(model, fmt, folder)
-    found = judge(model, prompt, fmt in QUANTISED)
+    found = judge(model, prompt, fmt in QUANTISED or fmt == "published")
     if isinstance(found, str):
         return found
     # mlx-lm has no sliding window for `mistral`: compare where it does not matter yet.
-    n = getattr(model.config, "sliding_window", None) or PROMPT
-    other = mlx_logits(source, prompt, weights)
+    n = model.config.sliding_window if kind == "mistral" else PROMPT
+    # mlx-lm rounds YaRN's range whatever `truncate` says.
+    frequencies = model.model.rotary_emb.inv_freq.numpy() if kind == "gpt_oss" else None
+    other = mlx_logits(source, prompt, weights, frequencies)
     found["mlx_difference"] = float(np.abs(other - found["all"])[:n].max()) / found["std"]
     assert found["mlx_difference"] < 1e-4, f"the two references differ by {found['mlx_difference']}"
     found["prompt"] = prompt

@@ -34,6 +34,15 @@ YARN_ROPE = dict(
     max_position_embeddings=256,
 )
 
+# The scaling shows within the prompt, and its range does not end at whole dimensions: `truncate` matters.
+GPT_OSS_ROPE = dict(
+    rope_parameters=dict(
+        rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+        original_max_position_embeddings=64,
+    ),
+    max_position_embeddings=2048,
+)  # fmt: skip
+
 # type: (config class, model class, what it has of its own)
 TYPES = {
     "qwen3_5": (tf.Qwen3_5TextConfig, tf.Qwen3_5ForCausalLM, dict(
@@ -64,6 +73,10 @@ TYPES = {
     "mixtral": (tf.MixtralConfig, tf.MixtralForCausalLM, dict(
         PLAIN_ROPE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=64, num_local_experts=4, num_experts_per_tok=2)),
+    "gpt_oss": (tf.GptOssConfig, tf.GptOssForCausalLM, dict(
+        GPT_OSS_ROPE, hidden_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, sliding_window=40,
+        layer_types=["sliding_attention", "full_attention"])),
 }  # fmt: skip
 # Unquantised checkpoints take the most room: a narrower model (96 is no multiple of 64) with narrower experts.
 NARROW = dict(hidden_size=96)
@@ -76,6 +89,7 @@ NARROW_OF = {
     "llama": dict(num_attention_heads=3),
     "mistral": dict(num_attention_heads=3),
     "mixtral": dict(num_attention_heads=3, num_key_value_heads=1, intermediate_size=32),
+    "gpt_oss": dict(intermediate_size=32),
 }
 UNQUANTISED = ("f32", "bf16", "vl-bf16")
 
@@ -93,7 +107,7 @@ def build(kind, fmt, seed):
     model = model_class(config_class(**settings, attn_implementation="eager")).eval()
     model.config.dtype = torch.float32
     fill(model, seed)
-    if fmt.endswith("bf16"):
+    if fmt.endswith("bf16") or fmt in ("published", "mxfp4-q8"):
         for p in model.parameters():
             p.data = p.data.bfloat16().float()
     return model
@@ -107,7 +121,15 @@ def fill(model, seed):
     for name, p in sorted(dict(model.named_parameters()).items()):
         normal = torch.randn(p.shape, generator=g)
         uniform = torch.rand(p.shape, generator=g)
-        if name.endswith("A_log"):  # decay rates of memories of a few to some hundred tokens
+        if name.endswith("sinks"):  # as much as a handful of keys
+            p.copy_(2 + normal)
+        elif name.endswith("_proj_bias"):  # experts'
+            p.copy_(0.3 * normal)
+        elif model.config.model_type == "gpt_oss" and "experts." in name:  # [experts, in, out]
+            # Gates and ups beyond the clamp at 7 now and then, and an output of usual size all the same.
+            gain = 3.0 if name.endswith("gate_up_proj") else 0.3
+            p.copy_(gain / p.shape[-2] ** 0.5 * normal)
+        elif name.endswith("A_log"):  # decay rates of memories of a few to some hundred tokens
             p.copy_((0.1 + 1.9 * uniform).log())
         elif name.endswith("dt_bias"):
             p.copy_(-4 + 3 * uniform)
@@ -120,7 +142,7 @@ def fill(model, seed):
         elif "embed_tokens" in name:  # tied: small, or the model would repeat its last token
             p.copy_((0.1 if tied else 0.7) * normal)
         else:  # attention averages its values: stronger, so that it is not drowned
-            gain = 1.5 if re.search(r"self_attn\.[vo]_proj|mlp\.gate\.weight", name) else 1.0
+            gain = 1.5 if re.search(r"self_attn\.[vo]_proj|mlp\.(gate|router)\.weight", name) else 1.0
             p.copy_(gain / p.shape[-1] ** 0.5 * normal)
 
 
@@ -176,6 +198,86 @@ def save_vl(model, kind, folder):
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def gpt_oss_to_mlx(state):
+    """transformers' names and shapes to MLX's: experts output first, gate and up apart."""
+    out = {}
+    for name, w in state.items():
+        base, _, leaf = name.rpartition("experts.")
+        if not base:
+            out[name] = w
+            continue
+        part, suffix = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
+        w = w if suffix == "bias" else w.transpose(1, 2)  # [experts, out, in]
+        if part == "gate_up_proj":
+            out[f"{base}experts.gate_proj.{suffix}"] = w[:, 0::2].contiguous()
+            out[f"{base}experts.up_proj.{suffix}"] = w[:, 1::2].contiguous()
+        else:
+            out[f"{base}experts.{part}.{suffix}"] = w.contiguous()
+    return out
+
+
+def gpt_oss_from_mlx(state):
+    """The way back."""
+    out = {}
+    for name, w in state.items():
+        base, _, leaf = name.rpartition("experts.")
+        if not base:
+            out[name] = w
+            continue
+        part, _, suffix = leaf.partition(".")
+        if part == "up_proj":
+            continue
+        if part == "gate_proj":
+            w = torch.stack([w, state[f"{base}experts.up_proj.{suffix}"]], 2).flatten(1, 2)  # rows take turns
+            part = "gate_up_proj"
+        out[f"{base}experts.{part}_bias" if suffix == "bias" else f"{base}experts.{part}"] = (
+            w if suffix == "bias" else w.transpose(1, 2).contiguous()
+        )
+    return out
+
+
+def save_published(model, folder):
+    """gpt-oss as released: bf16, experts in mxfp4 blocks with gate and up rows taking turns. The model's experts
+    become what transformers makes of these blocks."""
+    import mlx.core as mx
+    import numpy as np
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    folder.mkdir(parents=True)
+    state, reference = {}, {}
+    for name, w in live(model).items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            state[name] = w.bfloat16()
+            continue
+        rows = w.transpose(1, 2).contiguous()  # [experts, out, in]
+        codes, scales = mx.quantize(mx.array(rows.numpy()), mode="mxfp4")
+        experts, out, inputs = rows.shape
+        blocks = np.array(codes).view(np.uint8).reshape(experts, out, inputs // 32, 16)
+        blocks, scales = torch.tensor(blocks), torch.tensor(np.array(scales))
+        state[f"{name}_blocks"], state[f"{name}_scales"] = blocks, scales
+        reference[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).reshape(w.shape)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config = release_config(model)
+    config["quantization_config"] = dict(
+        quant_method="mxfp4",
+        modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+    )
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_tokenizer(folder)
+    model.load_state_dict(reference, strict=False)
+
+
+def release_config(model):
+    """config.json of transformers 4: rope_theta and rope_scaling."""
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    config = {k: v for k, v in config.items() if not k.startswith("_") and v is not None}
+    config["architectures"] = [type(model).__name__]
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope
+    return config
+
+
 def save_for_mlx(model, kind, folder):
     """What mlx-lm loads and converts: HF names, and a config.json in the form that releases have."""
     model.save_pretrained(folder)
@@ -185,6 +287,9 @@ def save_for_mlx(model, kind, folder):
         state = {k.replace("model.", "model.language_model.", 1): v for k, v in live(model).items()}
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         config = nested_config(model, kind, "float32")
+    elif kind == "gpt_oss":
+        save_file(gpt_oss_to_mlx(live(model)), folder / "model.safetensors", metadata={"format": "pt"})
+        config = release_config(model)
     elif kind == "qwen3_5":
         config |= dict(model_type=kind, full_attention_interval=own["full_attention_interval"])
     else:  # transformers 4 style: rope_theta, rope_scaling, num_experts
@@ -216,6 +321,10 @@ def save_tokenizer(folder):
 
 def load_from_mlx(model, weights):
     """Put f32 tensors under MLX names into the transformers model."""
+    if model.config.model_type == "gpt_oss":
+        state = gpt_oss_from_mlx({name: torch.tensor(w) for name, w in weights.items()})
+        model.load_state_dict(state, strict=True)
+        return
     state = {}
     centred = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     for name, w in weights.items():

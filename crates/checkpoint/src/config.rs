@@ -124,7 +124,7 @@ impl Config {
         ids
     }
 
-    /// What config.json says about quantisation, if it does so in MLX's words.
+    /// What config.json says about quantisation, if it does so in MLX's words or is gpt-oss's own.
     pub fn quantization(&self) -> Option<&Quantization> {
         self.quantization.as_ref()
     }
@@ -165,6 +165,9 @@ fn parse_quantization(root: &Map<String, Value>, path: &Path) -> Result<Option<Q
     let own = root.get("quantization").and_then(Value::as_object);
     // HF files have a table of the same name with other keys; `quant_method` tells them apart.
     let copy = root.get("quantization_config").and_then(Value::as_object);
+    if own.is_none() && copy.and_then(|table| table.get("quant_method")) == Some(&"mxfp4".into()) {
+        return Ok(Some(Quantization::mxfp4()));
+    }
     let table = own.or(copy.filter(|table| !table.contains_key("quant_method")));
     table.map(|table| Quantization::parse(table, path)).transpose()
 }

@@ -4,12 +4,17 @@
 //! `experts.gate_up_proj [E, 2I, H]`, gate rows first) and *separate* (HF and Mixtral: one tensor
 //! per expert). In each of them one expert's projection is one contiguous range per part, so an
 //! expert is at most twelve ranges and never a copy. All experts of a projection must be encoded
-//! alike; gate, up and down may differ. Transposed (Llama 4) and interleaved (gpt-oss HF) experts
-//! are not read here.
+//! alike; gate, up and down may differ.
+//!
+//! The rows of a fused tensor are *interleaved* in gpt-oss's published files: gate, up, gate, up. There
+//! `Gate` stands for the first half of these rows and `Up` for the second, still one range each, and
+//! [`ExpertLayout::is_interleaved`] says that their products must be told apart. Transposed experts
+//! (Llama 4, unquantised gpt-oss) are not read here.
 
 use std::fmt;
 
-use crate::{Checkpoint, Encoding, Error, Linear, LinearSlice, Result, Span};
+use crate::linear::BLOCKS;
+use crate::{Checkpoint, Dtype, Encoding, Error, Linear, LinearSlice, Result, Span};
 
 /// One of the three matrices of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +59,7 @@ pub struct ExpertLayout {
     form: ExpertForm,
     path: String,
     experts: usize,
+    interleaved: bool,
     projections: [Place; 3],
 }
 
@@ -72,8 +78,13 @@ const BASES: [&str; 3] = ["", ".mlp", ".block_sparse_moe"];
 /// Names of the stack inside such a module: mlx-lm, Gemma 4, gpt-oss and HF.
 const STACKS: [&str; 4] = ["switch_mlp", "experts.switch_glu", "switch_glu", "experts"];
 
-/// Names of gate, up and down: everybody, and Mixtral with its descendants.
-const NAMES: [[&str; 3]; 2] = [["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"]];
+/// Names of gate, up and down: everybody, and Mixtral with its descendants; last, a repacked copy of
+/// interleaved experts, which has a name for each half of their rows.
+const NAMES: [[&str; 3]; 3] =
+    [["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"], INTERLEAVED];
+
+/// Names of the halves of interleaved rows, and of down.
+const INTERLEAVED: [&str; 3] = ["gate_up_lower_proj", "gate_up_upper_proj", "down_proj"];
 
 impl ExpertLayout {
     /// Finds the experts under `prefix`, such as `model.layers.3.mlp` or `model.layers.3`.
@@ -119,9 +130,26 @@ impl ExpertLayout {
         &self.path
     }
 
+    /// Whether rows of gate and up alternate: `Gate` is then the first half of the rows and `Up` the
+    /// second, and row `i` of both together belongs to gate where `i` is even.
+    pub fn is_interleaved(&self) -> bool {
+        self.interleaved
+    }
+
+    /// The last part of a projection's module path in a file where every expert has tensors of its own.
+    pub fn separate_name(&self, projection: Projection) -> &'static str {
+        let names = if self.interleaved { INTERLEAVED } else { NAMES[0] };
+        names[projection as usize]
+    }
+
     /// The number of experts.
     pub fn experts(&self) -> usize {
         self.experts
+    }
+
+    /// The type of a projection's ordinary bias, where it has one.
+    pub fn bias_dtype(&self, projection: Projection) -> Option<Dtype> {
+        self.slice(0, projection).bias_dtype
     }
 
     /// How a projection is stored, in every expert.
@@ -196,7 +224,7 @@ impl Search<'_> {
         };
         let projections =
             [place(Projection::Gate)?, place(Projection::Up)?, place(Projection::Down)?];
-        Ok(self.layout(ExpertForm::Stacked, path, projections))
+        Ok(self.layout(ExpertForm::Stacked, path, false, projections))
     }
 
     fn fused(&self, path: String) -> Result<ExpertLayout> {
@@ -205,10 +233,15 @@ impl Search<'_> {
         let both = rows.saturating_mul(2);
         let gate_up = self.stack(&format!("{path}.gate_up_proj"), both, self.hidden)?;
         let down = self.stack(&format!("{path}.down_proj"), self.hidden, rows)?;
+        // Nobody but gpt-oss publishes blocks, and its rows alternate.
+        let interleaved = gate_up.weight.name.ends_with(BLOCKS);
+        if interleaved {
+            self.expect_even()?;
+        }
         let gate = Place::Stack { linear: gate_up.clone(), first: 0, rows };
         let up = Place::Stack { linear: gate_up, first: rows, rows };
         let down = Place::Stack { linear: down, first: 0, rows: self.hidden };
-        Ok(self.layout(ExpertForm::Fused, path, [gate, up, down]))
+        Ok(self.layout(ExpertForm::Fused, path, interleaved, [gate, up, down]))
     }
 
     fn separate(&self, path: String, names: [&str; 3]) -> Result<ExpertLayout> {
@@ -230,11 +263,34 @@ impl Search<'_> {
         };
         let projections =
             [place(Projection::Gate)?, place(Projection::Up)?, place(Projection::Down)?];
-        Ok(self.layout(ExpertForm::Separate, path, projections))
+        let interleaved = names == INTERLEAVED;
+        if interleaved {
+            self.expect_even()?;
+        }
+        Ok(self.layout(ExpertForm::Separate, path, interleaved, projections))
     }
 
-    fn layout(&self, form: ExpertForm, path: String, projections: [Place; 3]) -> ExpertLayout {
-        ExpertLayout { form, path, experts: self.experts, projections }
+    fn layout(
+        &self,
+        form: ExpertForm,
+        path: String,
+        interleaved: bool,
+        projections: [Place; 3],
+    ) -> ExpertLayout {
+        ExpertLayout { form, path, experts: self.experts, interleaved, projections }
+    }
+
+    /// No pair of interleaved rows may lie in both halves.
+    fn expect_even(&self) -> Result<()> {
+        if self.intermediate.is_multiple_of(2) {
+            return Ok(());
+        }
+        Err(Error::Config {
+            path: self.checkpoint.folder().join("config.json"),
+            key: "intermediate_size".to_owned(),
+            expected: "an even number, since rows of gate and up alternate",
+            got: self.intermediate.to_string(),
+        })
     }
 
     fn mixed(

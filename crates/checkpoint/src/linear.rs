@@ -2,8 +2,16 @@
 //!
 //! A module is quantised exactly when `path.scales` exists. `path.biases` belong to the
 //! quantisation; `path.bias` is the ordinary bias of a linear layer and a different tensor.
+//! The experts of gpt-oss as published are `path_blocks` (bytes, `[stack, out, in / 32, 16]`) with
+//! `path_scales` and `path_bias`; the codes in them lie as MLX packs them.
 
 use crate::{Checkpoint, Dtype, Encoding, Error, Result, Span, Tensor, Warning};
+
+/// What follows the path of weights in published mxfp4.
+pub(crate) const BLOCKS: &str = "_blocks";
+
+/// Bytes of such a block: 32 codes of four bits.
+const BLOCK_BYTES: usize = 16;
 
 /// A weight matrix, or a stack of them, found by [`Checkpoint::linear`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +26,8 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns, before packing.
     pub in_features: usize,
-    /// The weights: `[stack?, out, in]`, or `[stack?, out, in · bits / 32]` U32 when quantised.
+    /// The weights: `[stack?, out, in]`, or `[stack?, out, in · bits / 32]` U32 when quantised, or
+    /// `[stack?, out, in / 32, 16]` U8 in published mxfp4.
     pub weight: Tensor,
     /// `[stack?, out, in / group]` when quantised.
     pub scales: Option<Tensor>,
@@ -105,15 +114,15 @@ impl LinearSlice {
 }
 
 impl Checkpoint {
-    /// Whether there is a weight at `path` (`path.weight`, or `path` itself).
+    /// Whether there is a weight at `path` (`path.weight`, `path` itself, or `path_blocks`).
     pub fn has_linear(&self, path: &str) -> bool {
         self.weight_tensor(path).is_some()
     }
 
     /// The weight matrix at `path`, with its encoding found from the shapes.
     ///
-    /// The weights are `path.weight` or, as in HF's fused experts, `path` itself. Where config.json
-    /// says another quantisation, [`Checkpoint::warnings`] will tell.
+    /// The weights are `path.weight` or, as in HF's fused experts, `path` itself, or `path_blocks`.
+    /// Where config.json says another quantisation, [`Checkpoint::warnings`] will tell.
     pub fn linear(
         &self,
         path: &str,
@@ -124,7 +133,10 @@ impl Checkpoint {
         let Some(weight) = self.weight_tensor(path) else {
             return Err(self.missing_tensor(&format!("{path}.weight")));
         };
-        let sibling = |suffix: &str| self.tensor(&format!("{path}.{suffix}"));
+        let sibling = |suffix: &str| {
+            let dotted = self.tensor(&format!("{path}.{suffix}"));
+            dotted.or_else(|| self.tensor(&format!("{path}_{suffix}")))
+        };
         let (scales, biases, bias) = (sibling("scales"), sibling("biases"), sibling("bias"));
         let rows = |last: Option<usize>| -> Vec<usize> {
             stack.into_iter().chain([out_features]).chain(last).collect()
@@ -145,18 +157,29 @@ impl Checkpoint {
             Some(scales) => {
                 // Only the last dimension says something; the others must be as expected.
                 let last = |tensor: &Tensor| tensor.shape.last().copied().unwrap_or(0);
-                self.expect_shape(weight, &rows(Some(last(weight))))?;
                 self.expect_shape(scales, &rows(Some(last(scales))))?;
-                if weight.dtype != Dtype::U32 {
-                    return Err(self.wrong_dtype(weight, "U32 weights beside scales"));
-                }
+                let groups = last(scales);
+                let packed = if weight.name.ends_with(BLOCKS) {
+                    let mut blocks = rows(Some(groups));
+                    blocks.push(BLOCK_BYTES);
+                    self.expect_shape(weight, &blocks)?;
+                    if weight.dtype != Dtype::U8 {
+                        return Err(self.wrong_dtype(weight, "U8 blocks beside scales"));
+                    }
+                    groups * BLOCK_BYTES / 4
+                } else {
+                    self.expect_shape(weight, &rows(Some(last(weight))))?;
+                    if weight.dtype != Dtype::U32 {
+                        return Err(self.wrong_dtype(weight, "U32 weights beside scales"));
+                    }
+                    last(weight)
+                };
                 if let Some(biases) = biases {
                     self.expect_shape(biases, &scales.shape)?;
                     if biases.dtype != scales.dtype {
                         return Err(self.wrong_dtype(biases, "biases of the scales' type"));
                     }
                 }
-                let (packed, groups) = (last(weight), last(scales));
                 Encoding::quantized(packed, scales, biases.is_some(), in_features).map_err(
                     |detail| Error::Quantization {
                         path: self.path_of(weight.file),
@@ -191,7 +214,9 @@ impl Checkpoint {
     }
 
     fn weight_tensor(&self, path: &str) -> Option<&Tensor> {
-        self.tensor(&format!("{path}.weight")).or_else(|| self.tensor(path))
+        self.tensor(&format!("{path}.weight"))
+            .or_else(|| self.tensor(path))
+            .or_else(|| self.tensor(&format!("{path}{BLOCKS}")))
     }
 
     fn compare_with_config(&self, path: &str, weight: &Tensor, found: Encoding) {

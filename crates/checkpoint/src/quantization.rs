@@ -79,6 +79,11 @@ pub struct Quantization {
 }
 
 impl Quantization {
+    /// What HF's `quant_method: mxfp4` means: whatever has scales has these.
+    pub(crate) fn mxfp4() -> Quantization {
+        Quantization { default: Mode::Mxfp4.defaults(), overrides: HashMap::new() }
+    }
+
     pub(crate) fn parse(table: &Map<String, Value>, path: &Path) -> Result<Quantization> {
         let default = scheme(table, "quantization", path)?;
         let mut overrides = HashMap::new();

@@ -1,8 +1,11 @@
 //! Where a layer's experts come from: the one thing a mixture-of-experts op asks for.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{Activation, Error, Matrix, Tally, Weight};
+use machine::pages::Pages;
+
+use crate::{Activation, Error, Float, Matrix, Tally, Weight};
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +16,27 @@ pub struct Expert<'a> {
     pub up: Matrix<'a>,
     /// `[hidden, intermediate]`
     pub down: Matrix<'a>,
+    /// What is added to the products with gate, up and down.
+    pub biases: [Option<Bias<'a>>; 3],
+    /// Whether rows of gate and up alternate: `gate` is then the first half of these rows and `up` the
+    /// second. Their number is even.
+    pub is_interleaved: bool,
+}
+
+impl<'a> Expert<'a> {
+    /// An expert without biases.
+    pub fn new(gate: Matrix<'a>, up: Matrix<'a>, down: Matrix<'a>) -> Expert<'a> {
+        Expert { gate, up, down, biases: [None; 3], is_interleaved: false }
+    }
+}
+
+/// A borrowed vector that is added to a product, as the checkpoint stores it.
+#[derive(Clone, Copy, Debug)]
+pub struct Bias<'a> {
+    /// A value for each row of the weight, at any alignment.
+    pub bytes: &'a [u8],
+    /// Their type.
+    pub float: Float,
 }
 
 /// Who of a step with drafted rows wants an expert.
@@ -98,26 +122,82 @@ pub enum Turn {
     Finished,
 }
 
+/// A bias that owns a share of a memory region.
+#[derive(Clone, Debug)]
+pub struct BiasWeight {
+    memory: Arc<Pages>,
+    start: usize,
+    len_bytes: usize,
+    float: Float,
+}
+
+impl BiasWeight {
+    /// The `count` values at `offset` of `memory`.
+    pub fn new(memory: Arc<Pages>, offset: usize, count: usize, float: Float) -> BiasWeight {
+        let len_bytes = count * float.bytes();
+        assert!(offset + len_bytes <= memory.len(), "a bias outside its region");
+        BiasWeight { memory, start: offset, len_bytes, float }
+    }
+
+    fn view(&self) -> Bias<'_> {
+        let bytes = &self.memory[self.start..self.start + self.len_bytes];
+        Bias { bytes, float: self.float }
+    }
+}
+
+/// The weights of an expert that stays in memory.
+#[derive(Clone, Debug)]
+pub struct ResidentExpert {
+    /// Gate, up, down.
+    pub projections: [Weight; 3],
+    /// Theirs, where they have one.
+    pub biases: [Option<BiasWeight>; 3],
+    /// As [`Expert::is_interleaved`].
+    pub is_interleaved: bool,
+}
+
+impl ResidentExpert {
+    fn bytes(&self) -> usize {
+        let biases = self.biases.iter().flatten().map(|bias| bias.len_bytes);
+        self.projections.iter().map(Weight::bytes).chain(biases).sum()
+    }
+
+    fn view(&self) -> Expert<'_> {
+        let [gate, up, down] = &self.projections;
+        Expert {
+            gate: gate.view(),
+            up: up.view(),
+            down: down.view(),
+            biases: self.biases.each_ref().map(|bias| bias.as_ref().map(BiasWeight::view)),
+            is_interleaved: self.is_interleaved,
+        }
+    }
+}
+
 /// A bank whose experts are all in memory.
 #[derive(Debug)]
 pub struct ResidentBank {
     intermediate: usize,
     activation: Activation,
-    /// By layer (empty for layers without experts), then expert: gate, up, down.
-    layers: Vec<Vec<[Weight; 3]>>,
+    /// By layer (empty for layers without experts), then expert.
+    layers: Vec<Vec<ResidentExpert>>,
     tally: Tally,
 }
 
 impl ResidentBank {
     /// A bank over weights that are already loaded.
-    pub fn new(intermediate: usize, activation: Activation, layers: Vec<Vec<[Weight; 3]>>) -> Self {
+    pub fn new(
+        intermediate: usize,
+        activation: Activation,
+        layers: Vec<Vec<ResidentExpert>>,
+    ) -> Self {
         let tally = Tally::new(layers.iter().map(Vec::len));
         ResidentBank { intermediate, activation, layers, tally }
     }
 
     /// Bytes of all experts.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().flatten().flatten().map(Weight::bytes).sum()
+        self.layers.iter().flatten().map(ResidentExpert::bytes).sum()
     }
 }
 
@@ -151,7 +231,7 @@ impl ExpertBank for ResidentBank {
 }
 
 struct ResidentVisit<'a> {
-    experts: &'a [[Weight; 3]],
+    experts: &'a [ResidentExpert],
     wanted: &'a [u32],
     handed: AtomicUsize,
 }
@@ -163,10 +243,7 @@ impl Visit for ResidentVisit<'_> {
         if first >= self.wanted.len() {
             return Turn::Finished;
         }
-        let view = |&id: &u32| {
-            let [gate, up, down] = &self.experts[id as usize];
-            (id, Expert { gate: gate.view(), up: up.view(), down: down.view() })
-        };
+        let view = |&id: &u32| (id, self.experts[id as usize].view());
         match &self.wanted[first..(first + count).min(self.wanted.len())] {
             [one] => take(&[view(one)]),
             several => take(&several.iter().map(view).collect::<Vec<_>>()),

@@ -12,7 +12,9 @@ mod step;
 mod tally;
 mod weight;
 
-pub use bank::{Expert, ExpertBank, ResidentBank, Take, Trial, Turn, Visit};
+pub use bank::{
+    Bias, BiasWeight, Expert, ExpertBank, ResidentBank, ResidentExpert, Take, Trial, Turn, Visit,
+};
 pub use cpu::{CpuBackend, CpuStep, Rope, RoutingScheme, Yarn};
 pub use error::{Error, Result};
 pub use step::{

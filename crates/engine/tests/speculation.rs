@@ -31,11 +31,12 @@ const HYBRIDS: [&str; 4] = [
     "testdata/models/qwen3_next-8bit",
     "testdata/models/qwen3_5-mixed",
 ];
-/// Attention only; the second with a window of 48 positions.
-const OTHERS: [&str; 3] = [
+/// Attention only; the second with a window of 48 positions, the last with one of 40 on its first layer.
+const OTHERS: [&str; 4] = [
     "testdata/models/llama-4bit",
     "testdata/models/mistral-4bit",
     "testdata/models/qwen3_moe-nvfp4",
+    "testdata/models/gpt_oss-published",
 ];
 const PEBBLE: &str = "models/pebble";
 

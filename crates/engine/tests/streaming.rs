@@ -137,9 +137,12 @@ fn streamed_equals_resident_to_the_bit() {
 
 #[test]
 fn batches_share_slots_and_change_nothing() {
-    for model in
-        ["testdata/models/qwen3_5_moe-4bit", "testdata/models/mixtral-mxfp4", "models/pebble"]
-    {
+    for model in [
+        "testdata/models/qwen3_5_moe-4bit",
+        "testdata/models/mixtral-mxfp4",
+        "testdata/models/gpt_oss-published",
+        "models/pebble",
+    ] {
         let folder = root().join(model);
         let mut resident = load(&folder, &PlanRequest { streaming: Streaming::Never, ..request() });
         let least = slot_counts(&resident)[0];

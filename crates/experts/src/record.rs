@@ -5,8 +5,8 @@
 //! kernels load from any address. Ranges that touch or share blocks are one region: a repacked expert
 //! is a single one.
 
-use checkpoint::{ExpertLayout, FileIndex, Projection, Span};
-use compute::{Encoding, Expert, Matrix};
+use checkpoint::{Dtype, ExpertLayout, FileIndex, Projection, Span};
+use compute::{Bias, Encoding, Expert, Float, Matrix};
 
 use crate::device::ALIGNMENT;
 
@@ -43,23 +43,27 @@ pub struct Region {
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) regions: Vec<Region>,
-    /// By projection: codes, scales, biases, as (offset, length) in the slot.
-    parts: [[(usize, usize); 3]; 3],
+    /// By projection: codes, scales, biases and the ordinary bias, as (offset, length) in the slot.
+    parts: [[(usize, usize); 4]; 3],
+    /// By projection: the type of the ordinary bias, if there is one.
+    bias_types: [Option<Float>; 3],
 }
 
 impl Record {
     pub(crate) fn new(layer: &LayerExperts, expert: usize) -> Record {
         // Every range with the projection and the part it is.
-        let mut spans: Vec<(Span, usize, usize)> = Vec::with_capacity(9);
+        let mut spans: Vec<(Span, usize, usize)> = Vec::with_capacity(12);
+        let mut bias_types = [None; 3];
         for projection in Projection::ALL {
             let slice = layer.layout.slice(expert, projection);
-            let parts = [Some(slice.weight), slice.scales, slice.biases];
+            bias_types[projection as usize] = slice.bias_dtype.map(float);
+            let parts = [Some(slice.weight), slice.scales, slice.biases, slice.bias];
             let tagged = parts.into_iter().enumerate();
             spans.extend(tagged.filter_map(|(i, span)| Some((span?, projection as usize, i))));
         }
         spans.sort_unstable_by_key(|(span, ..)| (span.file.0, span.offset));
         let mut regions: Vec<Region> = Vec::with_capacity(spans.len());
-        let mut parts = [[(0, 0); 3]; 3];
+        let mut parts = [[(0, 0); 4]; 3];
         let mut slot_bytes = 0;
         for (span, projection, part) in spans {
             let start = span.offset / ALIGNMENT as u64 * ALIGNMENT as u64;
@@ -86,7 +90,7 @@ impl Record {
             let at = region.slot_offset + (span.offset - region.offset) as usize;
             parts[projection][part] = (at, span.len_bytes as usize);
         }
-        Record { regions, parts }
+        Record { regions, parts, bias_types }
     }
 
     /// Bytes of the slot it takes.
@@ -111,13 +115,34 @@ impl Record {
 
     /// The expert as kernels see it, once its bytes are in `slot`.
     pub(crate) fn view<'a>(&self, layer: &LayerExperts, slot: &'a [u8]) -> Expert<'a> {
+        let parts = |projection: usize| -> [&'a [u8]; 4] {
+            self.parts[projection].map(|(start, len)| &slot[start..start + len])
+        };
         let matrix = |projection: usize| {
             let (rows, cols, encoding) = layer.shapes[projection];
-            let part = |(start, len): (usize, usize)| &slot[start..start + len];
-            let [codes, scales, biases] = self.parts[projection].map(part);
+            let [codes, scales, biases, _] = parts(projection);
             Matrix { rows, cols, encoding, codes, scales, biases }
         };
-        Expert { gate: matrix(0), up: matrix(1), down: matrix(2) }
+        let bias = |projection: usize| {
+            let float = self.bias_types[projection]?;
+            Some(Bias { bytes: parts(projection)[3], float })
+        };
+        Expert {
+            gate: matrix(0),
+            up: matrix(1),
+            down: matrix(2),
+            biases: [bias(0), bias(1), bias(2)],
+            is_interleaved: layer.layout.is_interleaved(),
+        }
+    }
+}
+
+/// The kernels' word for the type of a bias, which the checkpoint has checked.
+fn float(dtype: Dtype) -> Float {
+    match dtype {
+        Dtype::F16 => Float::F16,
+        Dtype::BF16 => Float::Bf16,
+        _ => Float::F32,
     }
 }
 

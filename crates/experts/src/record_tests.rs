@@ -67,14 +67,18 @@ fn check(
         let came = read(piece, &mut slot[piece.slot_offset..][..piece.len]);
         assert!(came >= piece.needed, "{came} of {piece:?}");
     }
-    let Expert { gate, up, down } = record.view(layer, &slot);
+    let Expert { gate, up, down, biases, is_interleaved } = record.view(layer, &slot);
+    assert_eq!(is_interleaved, layer.layout.is_interleaved());
     for (projection, matrix) in Projection::ALL.into_iter().zip([gate, up, down]) {
         let slice = layer.layout.slice(expert, projection);
         assert_eq!((matrix.rows, matrix.cols), (slice.out_features, slice.in_features));
+        let bias = biases[projection as usize];
+        assert_eq!(bias.map(|bias| bias.float), slice.bias_dtype.map(float));
         let parts = [
             (Some(slice.weight), matrix.codes),
             (slice.scales, matrix.scales),
             (slice.biases, matrix.biases),
+            (slice.bias, bias.map_or(&[][..], |bias| bias.bytes)),
         ];
         for (span, got) in parts {
             let mut want = vec![0; span.map_or(0, |span| span.len_bytes as usize)];
@@ -98,6 +102,8 @@ fn published_files_hold_each_part_where_the_view_says() {
         ("qwen3_5_moe-vl-bf16", "model.language_model.layers", ExpertForm::Fused, [8, 96, 32]),
         ("qwen3_moe-bf16", "model.layers", ExpertForm::Separate, [8, 96, 32]),
         ("mixtral-f32", "model.layers", ExpertForm::Separate, [4, 96, 32]),
+        ("gpt_oss-published", "model.layers", ExpertForm::Fused, [4, 192, 64]),
+        ("gpt_oss-mxfp4-q8", "model.layers", ExpertForm::Stacked, [4, 192, 64]),
     ];
     for (model, prefix, form, sizes) in cases {
         let checkpoint = Checkpoint::open(&models.join(model)).unwrap();

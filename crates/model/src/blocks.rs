@@ -86,6 +86,7 @@ pub(crate) struct Attention {
     pub(crate) head_dim: usize,
     pub(crate) qk_norm: bool,
     pub(crate) gated: bool,
+    pub(crate) sinks: bool,
     pub(crate) window: Option<usize>,
     pub(crate) rope: Arc<Rope>,
 }
@@ -120,6 +121,7 @@ impl Attention {
             head_dim,
             qk_norm: false,
             gated: false,
+            sinks: false,
             window: None,
             rope,
         })
@@ -161,6 +163,10 @@ pub(crate) fn attention(
         k: tensors.linear(&format!("{path}.k_proj"), kv_rows, f.hidden)?,
         v: tensors.linear(&format!("{path}.v_proj"), kv_rows, f.hidden)?,
         o: tensors.linear(&format!("{path}.o_proj"), f.hidden, q_rows)?,
+        sinks: match a.sinks {
+            true => Some(tensors.vector(&format!("{path}.sinks"), &[a.heads])?),
+            false => None,
+        },
         qk_norm: match a.qk_norm {
             true => Some((head_norm("q_norm")?, head_norm("k_norm")?)),
             false => None,
@@ -280,6 +286,9 @@ pub(crate) struct Moe {
     pub(crate) experts_per_token: usize,
     pub(crate) intermediate: usize,
     pub(crate) scheme: RoutingScheme,
+    pub(crate) activation: Activation,
+    /// The router's module below the layer's.
+    pub(crate) router: &'static str,
     /// Width of the shared expert.
     pub(crate) shared: Option<usize>,
 }
@@ -298,6 +307,8 @@ impl Moe {
             experts_per_token: tensors.count("num_experts_per_tok")?,
             intermediate: tensors.count("moe_intermediate_size")?,
             scheme: RoutingScheme::SoftmaxThenTopK { renormalise },
+            activation: Activation::SwiGlu,
+            router: "gate",
             shared: config.usize("shared_expert_intermediate_size").filter(|&width| width > 0),
         })
     }
@@ -338,12 +349,12 @@ pub(crate) fn moe(
         })
     };
     Ok(FeedForwardSpec::Moe(MoeSpec {
-        router: tensors.linear(&format!("{path}.gate"), m.experts, hidden)?,
+        router: tensors.linear(&format!("{path}.{}", m.router), m.experts, hidden)?,
         experts: tensors.experts(path, m.experts, hidden, m.intermediate)?,
         experts_per_token: m.experts_per_token,
         intermediate: m.intermediate,
         scheme: m.scheme,
-        activation: Activation::SwiGlu,
+        activation: m.activation,
         shared: m.shared.map(shared).transpose()?,
     }))
 }

@@ -62,6 +62,7 @@ pub(crate) struct Attention {
     k: Linear,
     v: Linear,
     o: Linear,
+    sinks: Option<Vec<f32>>,
     qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     gated: bool,
     rope: Arc<Rope>,
@@ -289,7 +290,7 @@ impl Attention {
             scale: self.scale,
             window: self.window,
             softcap: None,
-            sinks: None,
+            sinks: self.sinks.as_deref(),
             both_ways: self.both_ways,
         };
         let mut o = step.attention(q, k, v, memory.kv_mut(arena), &runs, &shape);
@@ -346,6 +347,7 @@ impl Attention {
             k: loader.linear(&a.k)?,
             v: loader.linear(&a.v)?,
             o: loader.linear(&a.o)?,
+            sinks: a.sinks.as_ref().map(|sinks| loader.vector(sinks)).transpose()?,
             qk_norm: match &a.qk_norm {
                 Some((q, k)) => Some((loader.vector(q)?, loader.vector(k)?)),
                 None => None,

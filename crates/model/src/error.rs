@@ -47,6 +47,15 @@ pub enum Error {
         /// What has it.
         kind: &'static str,
     },
+    /// Unquantised experts of gpt-oss.
+    #[error(
+        "`{tensor}` is unquantised and has its inputs first, which is not supported; use the published \
+         mxfp4 files or an MLX conversion"
+    )]
+    TransposedExperts {
+        /// The tensor.
+        tensor: String,
+    },
     /// The checkpoint cannot be read or lacks something.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),

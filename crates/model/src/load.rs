@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use checkpoint::{Checkpoint, Dtype, Encoding as Stored, LinearSlice, Projection, Span};
-use compute::{Encoding, Float, Linear, ResidentBank, Weight, weight_memory};
+use compute::{
+    BiasWeight, Encoding, Float, Linear, ResidentBank, ResidentExpert, Weight, weight_memory,
+};
 
 use crate::Result;
 use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, VectorSpec};
@@ -125,7 +127,7 @@ pub(crate) fn bank_of_layers(
     specs: &[LayerSpec],
     hidden: usize,
 ) -> Result<Option<ResidentBank>> {
-    let mut layers: Vec<Vec<[Weight; 3]>> = specs.iter().map(|_| Vec::new()).collect();
+    let mut layers: Vec<Vec<ResidentExpert>> = specs.iter().map(|_| Vec::new()).collect();
     let mut first = None;
     for (layer, spec) in specs.iter().enumerate() {
         let FeedForwardSpec::Moe(moe) = &spec.feed_forward else { continue };
@@ -133,7 +135,10 @@ pub(crate) fn bank_of_layers(
         let layout = &moe.experts;
         let shapes = moe.shapes(hidden);
         let sizes = shapes.map(|(rows, cols, encoding)| encoding.matrix_bytes(rows, cols));
-        let record: usize = sizes.iter().sum();
+        let bias_types = Projection::ALL.map(|part| layout.bias_dtype(part).map(float));
+        let matrices: usize = sizes.iter().sum();
+        // The three matrices, then the biases there are.
+        let record = layout.bytes_per_expert() as usize;
         let mut memory = weight_memory(record * layout.experts())?;
         let records: Vec<&mut [u8]> =
             memory[..record * layout.experts()].chunks_exact_mut(record).collect();
@@ -144,17 +149,32 @@ pub(crate) fn bank_of_layers(
                 loader.read_matrix(&mut out[at..at + size], slice.out_features, &[slice])?;
                 at += size;
             }
+            for span in Projection::ALL.iter().filter_map(|&part| layout.slice(expert, part).bias) {
+                let len = span.len_bytes as usize;
+                loader.read_span(span, &mut out[at..at + len])?;
+                loader.count(span.len_bytes);
+                at += len;
+            }
             Ok(())
         })?;
         let memory = Arc::new(memory);
         layers[layer] = (0..layout.experts())
             .map(|expert| {
                 let mut at = expert * record;
-                shapes.map(|(rows, cols, encoding)| {
+                let mut bias_at = at + matrices;
+                let projections = shapes.map(|(rows, cols, encoding)| {
                     let weight = Weight::new(Arc::clone(&memory), at, rows, cols, encoding);
                     at += encoding.matrix_bytes(rows, cols);
                     weight
-                })
+                });
+                let biases = [0, 1, 2].map(|part| {
+                    let (rows, float) = (shapes[part].0, bias_types[part]?);
+                    let bias = BiasWeight::new(Arc::clone(&memory), bias_at, rows, float);
+                    bias_at += rows * float.bytes();
+                    Some(bias)
+                });
+                let is_interleaved = layout.is_interleaved();
+                ResidentExpert { projections, biases, is_interleaved }
             })
             .collect();
     }
@@ -190,6 +210,15 @@ fn parallel<T: Send>(items: Vec<T>, f: impl Fn(usize, T) -> Result<()> + Sync) -
     })
 }
 
+/// The kernels' word for a stored number type, which the checkpoint has checked.
+fn float(dtype: Dtype) -> Float {
+    match dtype {
+        Dtype::F16 => Float::F16,
+        Dtype::BF16 => Float::Bf16,
+        _ => Float::F32,
+    }
+}
+
 /// The kernels' word for a stored encoding.
 pub(crate) fn encoding(stored: Stored) -> Encoding {
     match stored {
@@ -197,12 +226,7 @@ pub(crate) fn encoding(stored: Stored) -> Encoding {
         Stored::F16 => Encoding::Dense(Float::F16),
         Stored::BF16 => Encoding::Dense(Float::Bf16),
         Stored::Affine { bits, group, scale } => {
-            let scale = match scale {
-                Dtype::F16 => Float::F16,
-                Dtype::BF16 => Float::Bf16,
-                _ => Float::F32,
-            };
-            Encoding::Affine { bits, group, scale }
+            Encoding::Affine { bits, group, scale: float(scale) }
         }
         Stored::Mxfp4 => Encoding::Mxfp4,
         Stored::Mxfp8 => Encoding::Mxfp8,

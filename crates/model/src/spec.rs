@@ -74,6 +74,8 @@ pub struct AttentionSpec {
     pub v: LinearSpec,
     /// Output projection.
     pub o: LinearSpec,
+    /// A logit for each head that takes part in the softmax and adds nothing.
+    pub sinks: Option<VectorSpec>,
     /// Norms of each query and key head.
     pub qk_norm: Option<(VectorSpec, VectorSpec)>,
     /// Whether the output is multiplied with `sigmoid(gate)`.
@@ -367,7 +369,10 @@ impl LayerSpec {
     pub fn resident_bytes(&self) -> u64 {
         let linears: u64 = self.linears().iter().map(|l| l.bytes()).sum();
         let vectors = match &self.mixer {
-            MixerSpec::Attention(a) => a.qk_norm.as_ref().map_or(0, |(q, k)| vector(q) + vector(k)),
+            MixerSpec::Attention(a) => {
+                a.qk_norm.as_ref().map_or(0, |(q, k)| vector(q) + vector(k))
+                    + a.sinks.as_ref().map_or(0, vector)
+            }
             MixerSpec::Delta(d) => {
                 vector(&d.conv) + vector(&d.a_log) + vector(&d.dt_bias) + vector(&d.norm)
             }

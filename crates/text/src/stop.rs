@@ -218,6 +218,42 @@ mod tests {
     }
 
     #[test]
+    fn gpt_oss_ends_at_three_tokens_and_goes_on_after_a_message() {
+        const TOKENS: [(&str, u32); 6] = [
+            ("<|endoftext|>", 199_999),
+            ("<|return|>", 200_002),
+            ("<|start|>", 200_006),
+            ("<|end|>", 200_007),
+            ("<|message|>", 200_008),
+            ("<|call|>", 200_012),
+        ];
+        let mut vocab = json!({"a": 0});
+        TOKENS.iter().for_each(|&(token, id)| vocab[token] = json!(id));
+        let added = TOKENS.map(|(content, id)| {
+            json!({"id": id, "content": content, "special": true, "single_word": false,
+                   "lstrip": false, "rstrip": false, "normalized": false})
+        });
+        let tokenizer = json!({"version": "1.0", "added_tokens": added,
+            "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+        let tokenizer = Tokenizer::from_bytes(tokenizer.to_string().as_bytes()).unwrap();
+        let template = TOKENS.map(|(token, _)| token).concat();
+        let expect = BTreeSet::from([199_999, 200_002, 200_012]);
+        for generation in [json!({"eos_token_id": [200_002, 199_999, 200_012]}), json!({})] {
+            let read = |name: &str| {
+                let text = match name {
+                    "generation_config.json" => generation.to_string(),
+                    "config.json" => json!({"eos_token_id": 200_002}).to_string(),
+                    "tokenizer_config.json" => json!({"eos_token": "<|return|>"}).to_string(),
+                    "chat_template.jinja" => template.clone(),
+                    _ => return None,
+                };
+                Some(text.into_bytes())
+            };
+            assert_eq!(eos_ids(read, &tokenizer).unwrap(), expect, "{generation}");
+        }
+    }
+
+    #[test]
     fn ids_come_from_every_file() {
         let tokenizer = pebble();
         let read = |name: &str| {

@@ -137,6 +137,67 @@ fn expert_biases_stream_with_their_expert() {
     assert_eq!(layout.bytes(), checkpoint.total_bytes());
 }
 
+/// The experts of gpt-oss as published: bytes in blocks, gate and up rows taking turns.
+fn blocks(config: &str, intermediate: usize) -> Checkpoint {
+    let mut tensors = Vec::new();
+    for (name, rows, columns) in
+        [("gate_up_proj", 2 * intermediate, HIDDEN), ("down_proj", HIDDEN, INTERMEDIATE)]
+    {
+        let path = format!("m.mlp.experts.{name}");
+        let groups = [EXPERTS, rows, columns / 32];
+        tensors.push(declare(&format!("{path}_bias"), Dtype::BF16, &[EXPERTS, rows]));
+        let block = [EXPERTS, rows, columns / 32, 16];
+        tensors.push(declare(&format!("{path}_blocks"), Dtype::U8, &block));
+        tensors.push(declare(&format!("{path}_scales"), Dtype::U8, &groups));
+    }
+    open(config, &tensors)
+}
+
+#[test]
+fn published_blocks_are_two_halves_of_alternating_rows() {
+    let config = r#"{"model_type": "any", "quantization_config": {"quant_method": "mxfp4"}}"#;
+    let checkpoint = blocks(config, INTERMEDIATE);
+    let layout = ExpertLayout::find(&checkpoint, "m.mlp", EXPERTS, HIDDEN, INTERMEDIATE).unwrap();
+    assert_eq!(layout.form(), ExpertForm::Fused);
+    assert!(layout.is_interleaved());
+    assert_eq!(layout.encoding(Projection::Gate).to_string(), "mxfp4");
+    assert_eq!(layout.bias_dtype(Projection::Down), Some(Dtype::BF16));
+    assert_eq!(layout.spans(0).len(), 9);
+    assert_eq!(layout.bytes(), checkpoint.total_bytes());
+    let (gate, up) = (layout.slice(2, Projection::Gate), layout.slice(2, Projection::Up));
+    assert_eq!(gate.weight.offset + gate.weight.len_bytes, up.weight.offset);
+    assert_eq!(gate.bias.unwrap().offset + gate.bias.unwrap().len_bytes, up.bias.unwrap().offset);
+    assert_eq!(layout.separate_name(Projection::Up), "gate_up_upper_proj");
+    assert_eq!(checkpoint.warnings(), []);
+    // Nothing of the kind is said here.
+    let plain = blocks(CONFIG, INTERMEDIATE);
+    ExpertLayout::find(&plain, "m.mlp", EXPERTS, HIDDEN, INTERMEDIATE).unwrap();
+    assert_eq!(plain.warnings().len(), 2);
+}
+
+#[test]
+fn alternating_rows_come_in_whole_pairs() {
+    // As a repacked copy names them.
+    let find = |intermediate: usize| {
+        let mut tensors = Vec::new();
+        for expert in 0..EXPERTS {
+            for (name, shape) in [
+                ("gate_up_lower_proj", [intermediate, HIDDEN]),
+                ("gate_up_upper_proj", [intermediate, HIDDEN]),
+                ("down_proj", [HIDDEN, intermediate]),
+            ] {
+                let name = format!("m.experts.{expert}.{name}.weight");
+                tensors.push(declare(&name, Dtype::BF16, &shape));
+            }
+        }
+        let checkpoint = open(CONFIG, &tensors);
+        ExpertLayout::find(&checkpoint, "m", EXPERTS, HIDDEN, intermediate)
+    };
+    assert!(find(INTERMEDIATE).unwrap().is_interleaved());
+    let error = find(INTERMEDIATE - 1).unwrap_err().to_string();
+    assert!(error.contains("\"intermediate_size\": expected an even number"), "{error}");
+}
+
 #[track_caller]
 fn check_error(tensors: &[Declaration], expected: &str) {
     let checkpoint = open(CONFIG, tensors);

@@ -1,7 +1,8 @@
 //! `millstream synth`: checkpoints of real shapes with random weights, for benchmarks beside peers.
 //!
 //! The same seed gives the same model as an MLX folder (affine 4-bit, f16 scales and biases) and
-//! as a GGUF file (Q4_1): every weight decodes to the same f32 in both. Nothing here runs a model.
+//! as a GGUF file (Q4_1): every weight decodes to the same f32 in both. The experts of gpt-oss are mxfp4,
+//! and it has no GGUF here. Nothing here runs a model.
 
 mod draw;
 mod gguf;
@@ -78,6 +79,12 @@ impl Request {
         if !GROUPS.contains(&values.group) {
             return Err(Error::Group { got: values.group });
         }
+        if !shape.hidden.is_multiple_of(values.group) {
+            return Err(Error::GroupOf { name: shape.name, got: values.group });
+        }
+        if format == Format::Gguf && shape.family == shape::Family::GptOss {
+            return Err(Error::NoGguf { name: shape.name });
+        }
         if values.router == Router::Tuned && !shape.has_experts() {
             return Err(Error::NoRouter { name: shape.name });
         }
@@ -140,6 +147,8 @@ pub(crate) enum Error {
     UnknownShape { name: String },
     Layers { name: &'static str, have: usize, got: usize },
     Group { got: usize },
+    GroupOf { name: &'static str, got: usize },
+    NoGguf { name: &'static str },
     NoRouter { name: &'static str },
     Exists { path: PathBuf },
     IsFolder { path: PathBuf },
@@ -165,6 +174,8 @@ impl Error {
                 Some(format!("the shapes are {}", shape::names().join(", ")))
             }
             Error::Group { .. } => Some("the groups are 32, 64 and 128".to_owned()),
+            Error::GroupOf { .. } => Some("--group 32 fits every shape".to_owned()),
+            Error::NoGguf { .. } => Some("an MLX folder is possible".to_owned()),
             Error::NoRouter { .. } => Some("a tuned router is for models with experts".to_owned()),
             Error::Exists { .. } => Some("--force replaces it".to_owned()),
             Error::IsFolder { path } => {
@@ -187,6 +198,10 @@ impl std::fmt::Display for Error {
                 write!(formatter, "{name} has 1 to {have} layers, not {got}")
             }
             Error::Group { got } => write!(formatter, "groups of {got} are not possible"),
+            Error::GroupOf { name, got } => {
+                write!(formatter, "rows of {name} are no whole groups of {got}")
+            }
+            Error::NoGguf { name } => write!(formatter, "{name} cannot be written as GGUF"),
             Error::NoRouter { name } => write!(formatter, "{name} has no router"),
             Error::Exists { path } => write!(formatter, "{} is not empty", path.display()),
             Error::IsFolder { path } => write!(formatter, "{} is a folder", path.display()),

@@ -62,6 +62,8 @@ fn a_copy_computes_the_same_whatever_the_layout() {
         "qwen3_moe-8bit",
         "qwen3_5_moe-vl-bf16",
         "qwen3_next-4bit",
+        "gpt_oss-published",
+        "gpt_oss-mxfp4-q8",
     ] {
         let home = Home::new();
         home.copy_model(&format!("testdata/models/{model}"));

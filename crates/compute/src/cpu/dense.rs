@@ -112,8 +112,9 @@ fn one_float(float: Float, bytes: &[u8], index: usize) -> f32 {
     out[0]
 }
 
+/// Stored numbers as f32, exactly.
 #[inline(always)]
-fn floats(float: Float, bytes: &[u8], out: &mut [f32]) {
+pub(crate) fn floats(float: Float, bytes: &[u8], out: &mut [f32]) {
     match float {
         Float::F32 => {
             for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {

@@ -5,18 +5,21 @@
 //! another. Many rows (prefill): a thread takes one expert after another, whole. Either way experts
 //! that are in memory come first, and those on their way as they land.
 
-use std::cell::RefCell;
+mod expert;
+
+pub(crate) use expert::glu;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use machine::cpu::Isa;
 
+use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
-use super::dense;
 use super::dot::{Rows, Target};
 use super::lanes::sigmoid;
-use super::matmul::{SharedMut, multiply_in_task, quantise, uses_tiles};
+use super::matmul::{SharedMut, quantise};
 use super::pool::Pool;
 use super::quantise::Activations;
 use crate::Error;
@@ -100,7 +103,7 @@ struct Job<'a> {
 
 impl<'a> Job<'a> {
     fn is_integer(&self) -> bool {
-        let Expert { gate, up, down } = self.expert;
+        let Expert { gate, up, down, .. } = self.expert;
         [gate, up, down].iter().all(|w| w.encoding.is_integer())
     }
 
@@ -389,7 +392,7 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
     scratch.hidden.resize(scratch.hidden.len().max(hidden_rows * widest), 0.0);
     let hidden = SharedMut(scratch.hidden.as_mut_ptr());
     let x = &scratch.activations;
-    let tasks = cut(jobs, |expert| expert.gate);
+    let tasks = cut_gate_up(jobs);
     pool.run(tasks.len(), &|task| {
         let (job, range) = (&jobs[tasks[task].0], tasks[task].1.clone());
         gate_up_in_task(isa, job, range, x, hidden, widest, activation);
@@ -412,7 +415,7 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
             firsts.push(first);
             first += job.slots.len() as u32;
         }
-        let tasks = cut_refs(&jobs);
+        let tasks = cut_down(&jobs);
         let activations = &scratch.hidden_activations;
         pool.run(tasks.len(), &|task| {
             let (index, range) = (tasks[task].0, tasks[task].1.clone());
@@ -420,177 +423,33 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
             let inputs: Vec<u32> =
                 (firsts[index]..firsts[index] + job.slots.len() as u32).collect();
             let rows = Rows { inputs: &inputs, outputs: &job.slots };
-            let target = out.shifted(range.start);
             // SAFETY: slots and row ranges of tasks do not overlap.
-            unsafe {
-                super::dot::multiply_rows(isa, &job.expert.down, range, activations, rows, target);
-            }
+            unsafe { down_in_task(isa, &job.expert, range, activations, rows, out) };
         });
     }
 }
 
-/// Gate and up rows of one range for all rows of a job, and their activation.
-fn gate_up_in_task(
-    isa: Isa,
-    job: &Job<'_>,
-    range: Range<usize>,
-    x: &Activations,
-    hidden: SharedMut<f32>,
-    stride: usize,
-    activation: Activation,
-) {
-    BUFFERS.with_borrow_mut(|buffers| {
-        let (count, width) = (job.rows.len(), range.len());
-        buffers.gate.resize(buffers.gate.len().max(count * width), 0.0);
-        buffers.up.resize(buffers.up.len().max(count * width), 0.0);
-        let outputs: Vec<u32> = (0..count as u32).collect();
-        let rows = Rows { inputs: &job.rows, outputs: &outputs };
-        let target = |start| Target { start, stride: width, column: 0 };
-        // SAFETY: the buffers are this thread's and have room for [count, width].
-        unsafe {
-            let to = target(buffers.gate.as_mut_ptr());
-            super::dot::multiply_rows(isa, &job.expert.gate, range.clone(), x, rows, to);
-            let to = target(buffers.up.as_mut_ptr());
-            super::dot::multiply_rows(isa, &job.expert.up, range.clone(), x, rows, to);
-        }
-        for (i, &slot) in job.slots.iter().enumerate() {
-            // SAFETY: slots and ranges of tasks do not overlap.
-            let to = unsafe {
-                let start = hidden.at(slot as usize * stride + range.start);
-                std::slice::from_raw_parts_mut(start, width)
-            };
-            let part = i * width..(i + 1) * width;
-            glu(isa, activation, &buffers.gate[part.clone()], &buffers.up[part], to);
-        }
-    });
-}
-
-/// Applies the activation of a gated feed-forward layer.
-pub(crate) fn glu(isa: Isa, kind: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    match kind {
-        Activation::SwiGlu => activation::silu_mul(isa, gate, up, out),
-        Activation::GeGlu => activation::gelu_tanh_mul(isa, gate, up, out),
-        Activation::ClampedSwiGlu { limit } => {
-            activation::clamped_swiglu(isa, gate, up, limit, out);
-        }
-    }
-}
-
-/// What one thread needs to run one expert; grows once and is kept.
-#[derive(Default)]
-struct Buffers {
-    gathered: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    hidden: Vec<f32>,
-    activations: Activations,
-    #[cfg(target_arch = "x86_64")]
-    tiles: super::matmul::TileSets,
-}
-
-thread_local! {
-    static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers::default());
-}
-
-/// One expert for all its rows, on one thread.
-fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activations) {
-    let (isa, activation, x, out) = (call.isa, call.activation, call.x, call.target);
-    let Expert { gate, up, down } = job.expert;
-    let (count, width, cols) = (job.rows.len(), gate.rows, gate.cols);
-    BUFFERS.with_borrow_mut(|buffers| {
-        for buffer in [&mut buffers.gate, &mut buffers.up, &mut buffers.hidden] {
-            buffer.resize(buffer.len().max(count * width), 0.0);
-        }
-        let outputs: Vec<u32> = (0..count as u32).collect();
-        let rows = Rows { inputs: &job.rows, outputs: &outputs };
-        let tiles = uses_tiles(isa, count);
-        if !(gate.encoding.is_integer() && up.encoding.is_integer()) {
-            buffers.gathered.resize(buffers.gathered.len().max(count * cols), 0.0);
-            for (to, &row) in buffers.gathered.chunks_exact_mut(cols).zip(&job.rows) {
-                to.copy_from_slice(&x[row as usize * cols..][..cols]);
-            }
-        }
-        #[cfg(target_arch = "x86_64")]
-        if tiles {
-            buffers.tiles.pack(activations, &job.rows, &[gate, up]);
-        }
-        for (w, to) in [(&gate, &mut buffers.gate), (&up, &mut buffers.up)] {
-            let target = Target { start: to.as_mut_ptr(), stride: width, column: 0 };
-            // SAFETY: the buffer is this thread's and has room for [count, width].
-            unsafe {
-                if w.encoding.is_integer() {
-                    #[cfg(target_arch = "x86_64")]
-                    let sets = tiles.then_some(&buffers.tiles);
-                    multiply_in_task(
-                        isa,
-                        w,
-                        0..width,
-                        activations,
-                        rows,
-                        #[cfg(target_arch = "x86_64")]
-                        sets,
-                        target,
-                    );
-                } else {
-                    let x = &buffers.gathered[..count * cols];
-                    dense::multiply_rows(isa, w, 0..width, x, &outputs, target);
-                }
-            }
-        }
-        let size = count * width;
-        glu(
-            isa,
-            activation,
-            &buffers.gate[..size],
-            &buffers.up[..size],
-            &mut buffers.hidden[..size],
-        );
-        // SAFETY: every slot belongs to one job.
-        unsafe {
-            if !down.encoding.is_integer() {
-                let x = &buffers.hidden[..size];
-                dense::multiply_rows(isa, &down, 0..down.rows, x, &job.slots, out);
-                return;
-            }
-            buffers.activations.resize(isa, count, width, !tiles);
-            for i in 0..count {
-                buffers.activations.fill(isa, i, &buffers.hidden[i * width..][..width]);
-            }
-            #[cfg(target_arch = "x86_64")]
-            if tiles {
-                buffers.tiles.pack(&buffers.activations, &outputs, &[down]);
-            }
-            #[cfg(target_arch = "x86_64")]
-            let sets = tiles.then_some(&buffers.tiles);
-            multiply_in_task(
-                isa,
-                &down,
-                0..down.rows,
-                &buffers.activations,
-                Rows { inputs: &outputs, outputs: &job.slots },
-                #[cfg(target_arch = "x86_64")]
-                sets,
-                out,
-            );
-        }
-    });
-}
-
-fn cut<'a>(
-    jobs: &[Job<'a>],
-    weight: impl Fn(&Expert<'a>) -> Matrix<'a>,
-) -> Vec<(usize, Range<usize>)> {
-    let ranges = |(i, job): (usize, &Job<'a>)| row_ranges(i, weight(&job.expert));
+fn cut_gate_up(jobs: &[Job<'_>]) -> Vec<(usize, Range<usize>)> {
+    // Rows that alternate are cut between pairs.
+    let ranges = |(i, job): (usize, &Job<'_>)| {
+        row_ranges(i, job.expert.gate, if job.expert.is_interleaved { 2 } else { 1 })
+    };
     jobs.iter().enumerate().flat_map(ranges).collect()
 }
 
-fn cut_refs(jobs: &[&Job<'_>]) -> Vec<(usize, Range<usize>)> {
-    jobs.iter().enumerate().flat_map(|(i, job)| row_ranges(i, job.expert.down)).collect()
+fn cut_down(jobs: &[&Job<'_>]) -> Vec<(usize, Range<usize>)> {
+    jobs.iter().enumerate().flat_map(|(i, job)| row_ranges(i, job.expert.down, 1)).collect()
 }
 
-fn row_ranges(job: usize, w: Matrix<'_>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+/// Ranges of about [`TASK_BYTES`] that begin at multiples of `unit` rows.
+fn row_ranges(
+    job: usize,
+    w: Matrix<'_>,
+    unit: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
     let rows = w.rows;
     let step = (TASK_BYTES / (w.bytes() / rows.max(1)).max(1)).clamp(1, rows.max(1));
+    let step = step.next_multiple_of(unit);
     (0..rows).step_by(step).map(move |start| (job, start..rows.min(start + step)))
 }
 

@@ -440,11 +440,7 @@ impl Step for CpuStep<'_> {
         let mark = self.mark();
         let slots = self.new_tensor(x.rows * (routing.experts_per_row + 1), x.cols);
         let shared = shared.map(|s| Shared {
-            expert: Expert {
-                gate: s.gate_proj.view(),
-                up: s.up_proj.view(),
-                down: s.down_proj.view(),
-            },
+            expert: Expert::new(s.gate_proj.view(), s.up_proj.view(), s.down_proj.view()),
             gate: s.gate.map(|gate| self.view(gate).read()),
         });
         let (from, to, by_slot) =

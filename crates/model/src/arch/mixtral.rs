@@ -1,6 +1,6 @@
 //! Mixtral: Mistral's attention, experts chosen by a softmax over the two largest logits.
 
-use compute::RoutingScheme;
+use compute::{Activation, RoutingScheme};
 
 use crate::blocks::{Attention, Frame, Moe, attention, frame, moe};
 use crate::{DecoderSpec, Result, Tensors};
@@ -15,6 +15,8 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
         experts_per_token: tensors.count("num_experts_per_tok")?,
         intermediate: tensors.count("intermediate_size")?,
         scheme: RoutingScheme::TopKThenSoftmax,
+        activation: Activation::SwiGlu,
+        router: "gate",
         shared: None,
     };
     frame(tensors, &frame_of, |_, path| {

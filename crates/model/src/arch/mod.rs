@@ -1,5 +1,6 @@
 //! One file per `model_type`. Each has `spec(tensors) -> DecoderSpec` and little else.
 
+pub mod gpt_oss;
 pub mod llama;
 pub mod mistral;
 pub mod mixtral;
@@ -18,6 +19,7 @@ type SpecOf = fn(&Tensors<'_>) -> Result<DecoderSpec>;
 
 /// The architectures there are.
 pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
+    ("gpt_oss", gpt_oss::spec),
     ("llama", llama::spec),
     ("mistral", mistral::spec),
     ("mixtral", mixtral::spec),

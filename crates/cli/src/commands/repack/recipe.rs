@@ -96,7 +96,7 @@ pub(super) fn module(experts: &ExpertLayout, expert: usize, projection: Projecti
         .iter()
         .find_map(|stack| path.strip_suffix(stack)?.strip_suffix('.'))
         .unwrap_or(path);
-    format!("{parent}.experts.{expert}.{projection}_proj")
+    format!("{parent}.experts.{expert}.{}", experts.separate_name(projection))
 }
 
 /// Everything but the routed experts, in the order of the model's files.

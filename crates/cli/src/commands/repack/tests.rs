@@ -7,7 +7,7 @@ use checkpoint::{Checkpoint, ExpertForm, Span};
 
 use super::*;
 
-const LAYOUTS: [&str; 9] = [
+const LAYOUTS: [&str; 11] = [
     "mixtral-f32",
     "mixtral-4bit",
     "qwen3_moe-f32",
@@ -17,6 +17,8 @@ const LAYOUTS: [&str; 9] = [
     "qwen3_moe-4bit-sharded",
     "qwen3_5_moe-vl-bf16",
     "qwen3_next-8bit",
+    "gpt_oss-published",
+    "gpt_oss-mxfp4-q8",
 ];
 
 const QUIET: Watch<'static> = Watch { advance: &|_| {}, stop: &|| false };

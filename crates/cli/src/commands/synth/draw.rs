@@ -15,6 +15,9 @@ pub(crate) const BLOCK_BYTES: usize = BLOCK / 2;
 /// Standard deviation of a uniform code 0..=15: sqrt((16² − 1) / 12).
 const CODE_STD: f32 = 4.609_772;
 
+/// Standard deviation of a uniform E2M1 code: the root of (0² + 0.5² + 1² + 1.5² + 2² + 3² + 4² + 6²) / 8.
+const E2M1_STD: f32 = 2.926_175;
+
 /// Mean of a uniform code.
 const CODE_MEAN: f32 = 7.5;
 
@@ -85,6 +88,12 @@ pub(crate) fn scale(row: Key, group: usize, std: f32) -> (f16, f16) {
     let jitter = 0.75 + 0.5 * unit(Key(row.0 ^ SCALES).word(group as u64));
     let scale = f16::from_f32(std / CODE_STD * jitter);
     (scale, f16::from_f32(-CODE_MEAN * scale.to_f32()))
+}
+
+/// The E8M0 scale of 32 four-bit floats of about this standard deviation: the nearest power of two.
+#[inline]
+pub(crate) fn exponent(std: f32) -> u8 {
+    ((std / E2M1_STD).log2().round() + 127.0).clamp(0.0, 254.0) as u8
 }
 
 /// Where a quantised matrix is not random but has one value: scale zero, so codes do not count.

@@ -74,6 +74,8 @@ fn declaration(tensor: &Tensor) -> Declaration {
     let kind = match tensor.content {
         Content::Affine { .. } => Kind::Q4_1,
         Content::Plain(_)
+        | Content::Mxfp4 { .. }
+        | Content::Half(_)
         | Content::NegativeExp(_)
         | Content::Router { .. }
         | Content::Fixed(_) => Kind::F32,
@@ -89,6 +91,7 @@ fn metadata(shape: &Shape, layers: usize) -> Vec<(String, Value)> {
         (Family::Qwen3, true) => "qwen3moe",
         (Family::Qwen3, false) => "qwen3",
         (Family::Llama, _) => "llama",
+        (Family::GptOss, _) => "gpt-oss",
     };
     let number = |value: usize| Value::U32(value as u32);
     let mut list = vec![

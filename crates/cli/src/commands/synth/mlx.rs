@@ -10,6 +10,7 @@ use checkpoint::Dtype;
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use serde_json::{Map, Value, json};
 
+use super::draw::BLOCK;
 use super::parts::{Part, Progress, mlx_parts, stream};
 use super::shape::{Delta, Family, FeedForward, Shape};
 use super::tensors::{Content, Tensor};
@@ -128,6 +129,11 @@ fn stored(tensor: &Tensor, group: usize) -> Vec<(Dtype, Vec<usize>)> {
             let codes = with_last(tensor.cols * BITS / 32);
             vec![(Dtype::U32, codes), (Dtype::F16, groups.clone()), (Dtype::F16, groups)]
         }
+        Content::Mxfp4 { .. } => {
+            let codes = with_last(tensor.cols * BITS / 32);
+            vec![(Dtype::U32, codes), (Dtype::U8, with_last(tensor.cols / BLOCK))]
+        }
+        Content::Half(_) => vec![(Dtype::BF16, tensor.shape.clone())],
         Content::Plain(_)
         | Content::NegativeExp(_)
         | Content::Router { .. }
@@ -163,6 +169,7 @@ pub(crate) fn config(shape: &Shape, layers: usize, values: Values) -> Value {
         (Family::Qwen3, true) => ("qwen3_moe", "Qwen3MoeForCausalLM"),
         (Family::Qwen3, false) => ("qwen3", "Qwen3ForCausalLM"),
         (Family::Llama, _) => ("llama", "LlamaForCausalLM"),
+        (Family::GptOss, _) => ("gpt_oss", "GptOssForCausalLM"),
     };
     let text = text_config(shape, layers);
     let mut root = Map::new();
@@ -175,7 +182,15 @@ pub(crate) fn config(shape: &Shape, layers: usize, values: Values) -> Value {
     } else {
         root.extend(text);
     }
-    let quantization = json!({ "group_size": values.group, "bits": BITS, "mode": "affine" });
+    let mut quantization = json!({ "group_size": values.group, "bits": BITS, "mode": "affine" });
+    if shape.family == Family::GptOss {
+        for layer in 0..layers {
+            for name in ["gate_proj", "up_proj", "down_proj"] {
+                let path = format!("model.layers.{layer}.mlp.experts.{name}");
+                quantization[path] = json!({ "group_size": BLOCK, "bits": BITS, "mode": "mxfp4" });
+            }
+        }
+    }
     root.insert("tie_word_embeddings".into(), json!(shape.tied));
     root.insert("dtype".into(), json!("float16"));
     root.insert("eos_token_id".into(), json!([END_OF_TURN, END_OF_TEXT]));
@@ -202,7 +217,7 @@ fn text_config(shape: &Shape, layers: usize) -> Map<String, Value> {
     set("num_key_value_heads", json!(shape.kv_heads));
     set("head_dim", json!(shape.head_dim));
     set("hidden_act", json!("silu"));
-    set("attention_bias", json!(false));
+    set("attention_bias", json!(shape.family == Family::GptOss));
     set("tie_word_embeddings", json!(shape.tied));
     set("rope_theta", json!(shape.rope_theta));
     match (shape.family, shape.rope_scaling) {
@@ -215,6 +230,17 @@ fn text_config(shape: &Shape, layers: usize) -> Map<String, Value> {
                 "mrope_interleaved": true,
             });
             set("rope_parameters", rope);
+        }
+        (Family::GptOss, _) => {
+            let scaling = json!({
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": false,
+                "original_max_position_embeddings": shape.context / 32,
+            });
+            set("rope_scaling", scaling);
         }
         (_, Some(scaling)) => {
             let scaling = json!({
@@ -231,6 +257,18 @@ fn text_config(shape: &Shape, layers: usize) -> Map<String, Value> {
     match shape.feed_forward {
         FeedForward::Dense { width } => {
             set("intermediate_size", json!(width));
+        }
+        FeedForward::Experts { count, used, width, .. } if shape.family == Family::GptOss => {
+            let kind = |layer| match shape.is_sliding(layer) {
+                true => "sliding_attention",
+                false => "full_attention",
+            };
+            set("layer_types", json!((0..layers).map(kind).collect::<Vec<_>>()));
+            set("sliding_window", json!(128));
+            set("num_local_experts", json!(count));
+            set("num_experts_per_tok", json!(used));
+            set("intermediate_size", json!(width));
+            set("swiglu_limit", json!(7.0));
         }
         FeedForward::Experts { count, used, width, shared } => {
             set("num_experts", json!(count));

@@ -51,17 +51,7 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
     let (rows, cols, group) = (tensor.rows, tensor.cols, values.group);
     match tensor.content {
         Content::Affine { std, flat } => {
-            let codes = Part {
-                name: format!("{name}.weight"),
-                rows,
-                row_bytes: cols / 2,
-                fill: Box::new(move |row, out| {
-                    let row = key.row(row);
-                    for (block, out) in out.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-                        out.copy_from_slice(&draw::codes(row, block));
-                    }
-                }),
-            };
+            let codes = codes(&name, key, rows, cols);
             let scales = |name: String, bias: bool| Part {
                 name,
                 rows,
@@ -83,11 +73,51 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
             let row_bytes = cols * 4;
             vec![Part { name, rows, row_bytes, fill: plain(key, fill, [Order::Same; 2], false) }]
         }
+        Content::Mxfp4 { std, flat } => {
+            let scales = Part {
+                name: format!("{name}.scales"),
+                rows,
+                row_bytes: cols / BLOCK,
+                fill: Box::new(move |row, out| {
+                    for (index, out) in out.iter_mut().enumerate() {
+                        // A flat group can only be zero here, or next to it.
+                        let is_flat = flat.scale(row, index * BLOCK).is_some();
+                        *out = if is_flat { 0 } else { draw::exponent(std) };
+                    }
+                }),
+            };
+            vec![codes(&name, key, rows, cols), scales]
+        }
+        Content::Half(fill) => {
+            let fill = Box::new(move |row: usize, out: &mut [u8]| {
+                let row = key.row(row);
+                for (column, out) in out.chunks_exact_mut(2).enumerate() {
+                    let value = half::bf16::from_f32(draw::value(row, column, fill));
+                    out.copy_from_slice(&value.to_le_bytes());
+                }
+            });
+            vec![Part { name, rows, row_bytes: cols * 2, fill }]
+        }
         Content::Router { std, columns, ref popularity } => {
             let fill = router(key, std, columns, popularity.clone());
             vec![Part { name, rows, row_bytes: cols * 4, fill }]
         }
         Content::Fixed(_) => Vec::new(),
+    }
+}
+
+/// Four bits for each weight.
+fn codes(name: &str, key: Key, rows: usize, cols: usize) -> Part {
+    Part {
+        name: format!("{name}.weight"),
+        rows,
+        row_bytes: cols / 2,
+        fill: Box::new(move |row, out| {
+            let row = key.row(row);
+            for (block, out) in out.chunks_exact_mut(BLOCK_BYTES).enumerate() {
+                out.copy_from_slice(&draw::codes(row, block));
+            }
+        }),
     }
 }
 
@@ -106,6 +136,7 @@ pub(crate) fn gguf_part(tensor: &Tensor, values: Values) -> Part {
             (cols * 4, router(key, *std, *columns, popularity.clone()))
         }
         Content::Fixed(values) => (cols * 4, fixed(values.clone())),
+        Content::Mxfp4 { .. } | Content::Half(_) => unreachable!("shapes with these have no GGUF"),
     };
     Part { name: tensor.gguf.clone(), rows, row_bytes, fill }
 }

@@ -55,7 +55,7 @@ const COLD: f32 = -2.0;
 fn variance_growth(family: Family) -> f32 {
     match family {
         Family::Qwen35 => 1.0,
-        Family::Qwen3 | Family::Llama => 0.4,
+        Family::Qwen3 | Family::Llama | Family::GptOss => 0.4,
     }
 }
 

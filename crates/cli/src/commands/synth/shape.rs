@@ -33,6 +33,7 @@ pub(crate) enum Family {
     Qwen35,
     Qwen3,
     Llama,
+    GptOss,
 }
 
 /// The second half of a layer.
@@ -100,6 +101,11 @@ impl Shape {
 
     pub(crate) fn is_full_attention(&self, layer: usize) -> bool {
         self.delta.is_none() || (layer + 1).is_multiple_of(Self::FULL_ATTENTION_INTERVAL)
+    }
+
+    /// Whether a layer of gpt-oss sees its window only: every other one, from the first on.
+    pub(crate) fn is_sliding(&self, layer: usize) -> bool {
+        self.family == Family::GptOss && layer.is_multiple_of(2)
     }
 
     pub(crate) fn has_experts(&self) -> bool {
@@ -202,6 +208,26 @@ const fn llama(
     }
 }
 
+const fn gpt_oss(name: &'static str, layers: usize, experts_count: usize) -> Shape {
+    Shape {
+        name,
+        family: Family::GptOss,
+        hidden: 2880,
+        layers,
+        vocab: 201_088,
+        context: 131_072,
+        eps: 1e-5,
+        heads: 64,
+        kv_heads: 8,
+        head_dim: 64,
+        rope_theta: 150_000.0,
+        rope_scaling: None,
+        feed_forward: experts(experts_count, 4, 2880, None),
+        delta: None,
+        tied: false,
+    }
+}
+
 const fn dense(width: usize) -> FeedForward {
     FeedForward::Dense { width }
 }
@@ -242,6 +268,8 @@ const SHAPES: &[Shape] = &[
     qwen3("qwen3-32b", [5120, 64], [64, 8], dense(25_600), false),
     qwen3("qwen3-30b-a3b", [2048, 48], [32, 4], experts(128, 8, 768, None), false),
     qwen3("qwen3-235b-a22b", [4096, 94], [64, 4], experts(128, 8, 1536, None), false),
+    gpt_oss("gpt-oss-20b", 24, 32),
+    gpt_oss("gpt-oss-120b", 36, 128),
     llama("llama-3.1-8b", [4096, 32], [32, 8], 128, 14_336, 8.0, false),
     llama("llama-3.1-70b", [8192, 80], [64, 8], 128, 28_672, 8.0, false),
     llama("llama-3.2-1b", [2048, 16], [32, 8], 64, 8192, 32.0, true),
@@ -250,6 +278,15 @@ const SHAPES: &[Shape] = &[
     Shape { name: "tiny-qwen3.5-tied", tied: true, ..TINY_QWEN35 },
     TINY_QWEN3,
     Shape { name: "tiny-qwen3-moe", feed_forward: experts(16, 4, 128, None), ..TINY_QWEN3 },
+    Shape {
+        hidden: 192,
+        vocab: TINY_VOCAB,
+        context: 16_384,
+        heads: 4,
+        kv_heads: 2,
+        feed_forward: experts(16, 4, 128, None),
+        ..gpt_oss("tiny-gpt-oss", 4, 16)
+    },
     Shape {
         vocab: TINY_VOCAB,
         context: 16_384,

@@ -19,6 +19,9 @@ const ROUTER_STD: f32 = 1.5;
 /// Deviation of the output logits.
 const LOGIT_STD: f32 = 3.0;
 
+/// Deviation of biases, where a family has them.
+const BIAS_STD: f32 = 0.1;
+
 /// One tensor of the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
@@ -51,8 +54,12 @@ impl Tensor {
 pub(crate) enum Content {
     /// 4-bit codes with a scale and a bias for each group.
     Affine { std: f32, flat: Flat },
+    /// 4-bit floats with a power of two for each 32. MLX only.
+    Mxfp4 { std: f32, flat: Flat },
     /// f32 values.
     Plain(Fill),
+    /// bf16 values. MLX only.
+    Half(Fill),
     /// f32 values that GGUF stores as −exp(value).
     NegativeExp(Fill),
     /// A tuned router: f32 values around zero, and in the first `columns` the same value, which
@@ -153,7 +160,7 @@ impl List<'_> {
         if !self.shape.tied {
             let name = match self.shape.family {
                 Family::Qwen35 => "language_model.lm_head",
-                Family::Qwen3 | Family::Llama => "lm_head",
+                Family::Qwen3 | Family::Llama | Family::GptOss => "lm_head",
             };
             self.linear(name.into(), "output.weight".into(), [vocab, hidden], LOGIT_STD);
         }
@@ -171,7 +178,7 @@ impl List<'_> {
         }
         let name = match shape.family {
             Family::Qwen35 => "post_attention_norm",
-            Family::Qwen3 | Family::Llama => "ffn_norm",
+            Family::Qwen3 | Family::Llama | Family::GptOss => "ffn_norm",
         };
         let norm = format!("{path}.post_attention_layernorm.weight");
         self.vector(norm, format!("{block}.{name}.weight"), shape.hidden, Fill::NearOne);
@@ -186,7 +193,7 @@ impl List<'_> {
         let query_rows = if shape.family == Family::Qwen35 { 2 * query } else { query };
         let order = match shape.family {
             Family::Llama => Order::Pairs { head_dim },
-            Family::Qwen35 | Family::Qwen3 => Order::Same,
+            Family::Qwen35 | Family::Qwen3 | Family::GptOss => Order::Same,
         };
         for (ours, theirs, rows, order) in [
             ("q_proj", "attn_q", query_rows, order),
@@ -198,7 +205,14 @@ impl List<'_> {
         }
         let gguf = format!("{block}.attn_output.weight");
         self.output_linear(format!("{path}.o_proj"), gguf, query);
-        if shape.family != Family::Llama {
+        if shape.family == Family::GptOss {
+            for (ours, rows) in [("q_proj", query), ("k_proj", key), ("v_proj", key)] {
+                self.halves(format!("{path}.{ours}.bias"), &[rows], BIAS_STD);
+            }
+            // Nothing may be added to the columns that stay still.
+            self.halves(format!("{path}.o_proj.bias"), &[hidden], 0.0);
+            self.halves(format!("{path}.sinks"), &[shape.heads], 1.0);
+        } else if shape.family != Family::Llama {
             for (ours, theirs) in [("q_norm", "attn_q_norm"), ("k_norm", "attn_k_norm")] {
                 let gguf = format!("{block}.{theirs}.weight");
                 self.vector(format!("{path}.{ours}.weight"), gguf, head_dim, Fill::NearOne);
@@ -256,10 +270,17 @@ impl List<'_> {
             FeedForward::Dense { width } => self.swiglu(path, block, "", None, width),
             FeedForward::Experts { count, used, width, shared } => {
                 let hidden = self.shape.hidden;
-                let router = format!("{path}.gate.weight");
+                let is_gpt_oss = self.shape.family == Family::GptOss;
+                let name = if is_gpt_oss { "router" } else { "gate" };
+                let router = format!("{path}.{name}.weight");
                 let content = self.router(&router, [count, used], layer);
                 let gguf = format!("{block}.ffn_gate_inp.weight");
                 self.matrix(router, gguf, [count, hidden], Fill::NearOne).content = content;
+                if is_gpt_oss {
+                    self.halves(format!("{path}.router.bias"), &[count], 0.0);
+                    self.gpt_oss_experts(&format!("{path}.experts"), block, count, width);
+                    return;
+                }
                 self.swiglu(&format!("{path}.switch_mlp"), block, "_exps", Some(count), width);
                 if let Some(width) = shared {
                     let gate = format!("{path}.shared_expert_gate.weight");
@@ -311,6 +332,33 @@ impl List<'_> {
         }
     }
 
+    /// Experts in mxfp4, with biases.
+    fn gpt_oss_experts(&mut self, path: &str, block: &str, count: usize, width: usize) {
+        let first = self.tensors.len();
+        self.swiglu(path, block, "_exps", Some(count), width);
+        for tensor in &mut self.tensors[first..] {
+            if let Content::Affine { std, flat } = tensor.content {
+                tensor.content = Content::Mxfp4 { std, flat };
+            }
+        }
+        let hidden = self.shape.hidden;
+        for (name, rows, std) in [
+            ("gate_proj", width, BIAS_STD),
+            ("up_proj", width, BIAS_STD),
+            ("down_proj", hidden, 0.0),
+        ] {
+            self.halves(format!("{path}.{name}.bias"), &[count, rows], std);
+        }
+    }
+
+    /// Values in 16 bits; only MLX files have them.
+    fn halves(&mut self, name: String, shape: &[usize], std: f32) {
+        let (rows, cols) = (shape[..shape.len() - 1].iter().product(), shape[shape.len() - 1]);
+        let tensor = self.matrix(name, String::new(), [rows, cols], Fill::NearOne);
+        tensor.shape = shape.to_vec();
+        tensor.content = Content::Half(Fill::Normal { std });
+    }
+
     /// Llama 3 stretches slow rotations; GGUF has the divisors as a tensor
     /// (`conversion/llama.py`), MLX computes them from the config.
     fn rope_factors(&mut self, scaling: &RopeScaling) {
@@ -339,7 +387,7 @@ impl List<'_> {
     fn model(&self, name: &str) -> String {
         match self.shape.family {
             Family::Qwen35 => format!("language_model.model.{name}"),
-            Family::Qwen3 | Family::Llama => format!("model.{name}"),
+            Family::Qwen3 | Family::Llama | Family::GptOss => format!("model.{name}"),
         }
     }
 

@@ -305,6 +305,7 @@ fn shapes_have_the_parameters_their_names_say() {
 fn the_engine_runs_a_synthetic_model() {
     for router in [Router::Uniform, Router::Tuned] {
         check_runs("tiny-qwen3.5-moe", router);
+        check_runs("tiny-gpt-oss", router);
     }
 }
 
@@ -384,6 +385,14 @@ fn what_cannot_be_is_said_before_anything_is_written() {
     let tuned = Values { router: Router::Tuned, ..VALUES };
     let dense = new("tiny-llama", None, tuned).expect_err("no experts");
     assert_eq!(dense.to_string(), "tiny-llama has no router");
+
+    // 2880 is no multiple of 128.
+    let wide = new("gpt-oss-20b", None, Values { group: 128, ..VALUES }).expect_err("no groups");
+    assert_eq!(wide.to_string(), "rows of gpt-oss-20b are no whole groups of 128");
+    let gguf = Request::new("gpt-oss-20b", None, VALUES, Format::Gguf, PathBuf::from("out"));
+    let gguf = gguf.expect_err("no GGUF");
+    assert_eq!(gguf.to_string(), "gpt-oss-20b cannot be written as GGUF");
+    assert!(wide.hint().is_some() && gguf.hint().is_some());
 
     let folder = tempfile::tempdir().expect("a folder");
     let full = refuse_full_disk(&folder.path().join("a/b"), u64::MAX).expect_err("too much");
