@@ -74,13 +74,17 @@ QUANTISED = {
     "mxfp8": dict(q_mode="mxfp8", dtype="bfloat16"),
     "nvfp4": dict(q_mode="nvfp4", dtype="bfloat16"),
 }
-MATRIX = [(t, f) for t in tiny.TYPES for f in ("f32", "4bit", "8bit", "mixed", "mxfp4")]
+MATRIX = [
+    (t, f) for t in tiny.TYPES if t not in tiny.MODEL_TYPE for f in ("f32", "4bit", "8bit", "mixed", "mxfp4")
+]
 # One model each for the rest: half of the formats on a dense model, half on experts.
 EXTRA = [
     ("llama", "2bit"), ("llama", "5bit"), ("llama", "4bit-g32-f32"), ("llama", "4bit-g128"), ("llama", "8bit-g64"),
     ("llama", "6bit"), ("llama", "mxfp8"), ("llama", "bf16"),
     ("qwen3_moe", "3bit"), ("qwen3_moe", "nvfp4"), ("qwen3_moe", "bf16"),
-    ("qwen3_5_moe", "vl-bf16"),
+    ("qwen3_5_moe", "vl-bf16"), ("gemma4", "vl-bf16"),
+    ("gemma4_dense", "f32"), ("gemma4_dense", "4bit"),
+    ("gemma4_e", "f32"), ("gemma4_e", "4bit"), ("gemma4_e", "mixed"), ("gemma4_e", "mxfp4"),
 ]  # fmt: skip
 SHARDED = ("qwen3_moe-4bit", "qwen3_moe-4bit-sharded")  # the first, cut in two files
 
@@ -94,7 +98,7 @@ class Routing:
     def __init__(self, model):
         self.chosen = []
         for module in model.modules():
-            if type(module).__name__.endswith("TopKRouter"):
+            if type(module).__name__.endswith(("TopKRouter", "Gemma4TextRouter")):
                 module.register_forward_hook(lambda _m, _in, out: self.chosen.append(out[2].sort(-1).values))
 
     def take(self):
@@ -111,10 +115,10 @@ def forward(model, routing, tokens):
 
 
 @torch.no_grad()
-def greedy(model, prompt):
-    """The GREEDY tokens after the prompt, through transformers' cache."""
+def greedy(model, prompt, count):
+    """The `count` tokens after the prompt, through transformers' cache."""
     tokens, cache, step = [], None, torch.tensor([prompt])
-    for _ in range(GREEDY):
+    for _ in range(count):
         out = model(input_ids=step, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         tokens.append(int(out.logits[0, -1].argmax()))
@@ -135,10 +139,10 @@ def perturbed(model, routing, tokens, size, seed):
     return out
 
 
-def judge(model, prompt, quantised):
+def judge(model, prompt, count, quantised):
     """The golden values of a model, or the reason (a word) why this seed will not do."""
     routing = Routing(model)
-    new = greedy(model, prompt)
+    new = greedy(model, prompt, count)
     if len(set(new)) < MIN_DISTINCT:
         return "repeats"
     tokens = prompt + new[:-1]
@@ -197,12 +201,22 @@ def dequantise(folder):
     return out
 
 
-def mlx_logits(source, prompt, weights=None):
+def published_gemma4(path, _module):
+    """As the popular 4-bit files of Gemma 4: the dense layers and the router in 8 bits, each listed by its path."""
+    wide = ".mlp." in path or path.endswith("router.proj")
+    return {"group_size": 64, "bits": 8 if wide else 4}
+
+
+def mlx_logits(source, prompt, weights=None, dtype=torch.float32):
     """mlx-lm's f32 logits on the checkpoint in `source` (HF names), or on `weights` (MLX names) instead."""
     with contextlib.redirect_stdout(io.StringIO()):
         model, _ = mlx_lm.utils.load_model(source)
     if weights:
         model.load_weights([(k, mx.array(v)) for k, v in weights.items()])
+    for module in model.modules():
+        for name in ("embed_scale", "embed_tokens_per_layer_scale"):
+            if hasattr(module, name):
+                setattr(module, name, float(torch.tensor(getattr(module, name)).to(dtype)))
     return np.array(model(mx.array([prompt]))[0])
 
 
@@ -212,22 +226,28 @@ def attempt(kind, fmt, seed, folder, scratch):
     model = tiny.build(kind, fmt, seed)
     source = scratch / "source"  # what mlx-lm can load: release-like names and config
     tiny.save_for_mlx(model, kind, source)
-    weights = None
+    weights, dtype = None, torch.float32
     if fmt in QUANTISED:
+        how = dict(QUANTISED[fmt])
+        dtype = getattr(torch, how["dtype"])
+        if fmt == "mixed" and kind.startswith("gemma4"):
+            how["quant_predicate"] = published_gemma4
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            convert(str(source), str(folder), quantize=True, **QUANTISED[fmt])
+            convert(str(source), str(folder), quantize=True, **how)
         weights = dequantise(folder)
         tiny.load_from_mlx(model, weights)
     elif fmt == "vl-bf16":
-        tiny.save_vl(model, kind, folder)
+        dtype = torch.bfloat16
+        (tiny.save_gemma_vl if kind == "gemma4" else tiny.save_vl)(model, kind, folder)
     else:
         tiny.save_hf(model, fmt, folder)
-    found = judge(model, prompt, fmt in QUANTISED)
+    tiny.round_embed_scales(model, dtype)
+    found = judge(model, prompt, tiny.GREEDY.get(kind, GREEDY), fmt in QUANTISED)
     if isinstance(found, str):
         return found
     # mlx-lm has no sliding window for `mistral`: compare where it does not matter yet.
-    n = getattr(model.config, "sliding_window", None) or PROMPT
-    other = mlx_logits(source, prompt, weights)
+    n = model.config.sliding_window if kind == "mistral" else PROMPT
+    other = mlx_logits(source, prompt, weights, dtype)
     found["mlx_difference"] = float(np.abs(other - found["all"])[:n].max()) / found["std"]
     assert found["mlx_difference"] < 1e-4, f"the two references differ by {found['mlx_difference']}"
     found["prompt"] = prompt

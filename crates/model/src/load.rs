@@ -51,8 +51,8 @@ impl<'a> Loader<'a> {
     /// A vector as f32.
     pub(crate) fn vector(&self, spec: &VectorSpec) -> Result<Vec<f32>> {
         let mut values = self.checkpoint.read_f32(&spec.tensor)?;
-        if spec.plus != 0.0 {
-            values.iter_mut().for_each(|value| *value += spec.plus);
+        if spec.plus != 0.0 || spec.times != 1.0 {
+            values.iter_mut().for_each(|value| *value = (*value + spec.plus) * spec.times);
         }
         self.count(spec.tensor.len_bytes);
         Ok(values)

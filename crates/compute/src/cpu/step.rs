@@ -220,10 +220,15 @@ impl Step for CpuStep<'_> {
         }
     }
 
-    fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor {
+    fn embed(&mut self, table: &Weight, inputs: &[Input], scale: f32) -> Tensor {
         let (isa, view) = (self.backend.isa, table.view());
         self.fill_rows(inputs.len(), view.cols, |row, out| match &inputs[row] {
-            Input::Token(id) => dense::dequantise_row(isa, &view, *id as usize, out),
+            Input::Token(id) => {
+                dense::dequantise_row(isa, &view, *id as usize, out);
+                if scale != 1.0 {
+                    activation::scale_assign(isa, out, scale);
+                }
+            }
             Input::Embedding(values) => out.copy_from_slice(values),
         })
     }
@@ -297,6 +302,16 @@ impl Step for CpuStep<'_> {
         });
     }
 
+    fn scale(&mut self, x: Tensor, factor: f32) {
+        let isa = self.backend.isa;
+        self.update_rows(x, |_, row| activation::scale_assign(isa, row, factor));
+    }
+
+    fn softcap(&mut self, x: Tensor, cap: f32) {
+        let isa = self.backend.isa;
+        self.update_rows(x, |_, row| activation::softcap_assign(isa, row, cap));
+    }
+
     fn columns(&mut self, x: Tensor, start: usize, width: usize, stride: usize) -> Tensor {
         let from = self.view(x).read();
         self.fill_rows(x.rows, x.cols / stride * width, |row, out| {
@@ -340,12 +355,22 @@ impl Step for CpuStep<'_> {
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor {
+        self.store(k, v, arena, runs);
+        self.attend(q, arena, runs, shape)
+    }
+
+    fn attend(
+        &mut self,
+        q: Tensor,
+        arena: &mut KvArena,
+        runs: &[KvRun<'_>],
+        shape: &AttentionShape<'_>,
+    ) -> Tensor {
         let out = self.new_tensor(q.rows, q.cols);
-        let to = self.view(out).write();
-        let (q, k, v) = (self.view(q).read(), self.view(k).read(), self.view(v).read());
+        let (q, to) = (self.view(q).read(), self.view(out).write());
         let backend = &mut *self.backend;
         let partials = &mut backend.partials;
-        mixer::attention(backend.isa, &mut backend.pool, partials, q, k, v, arena, runs, shape, to);
+        mixer::attend(backend.isa, &mut backend.pool, partials, q, arena, runs, shape, to);
         out
     }
 
@@ -404,7 +429,13 @@ impl Step for CpuStep<'_> {
         })
     }
 
-    fn route(&mut self, logits: Tensor, experts_per_row: usize, scheme: RoutingScheme) -> Routing {
+    fn route(
+        &mut self,
+        logits: Tensor,
+        experts_per_row: usize,
+        scheme: RoutingScheme,
+        expert_scale: Option<&[f32]>,
+    ) -> Routing {
         let from = self.view(logits).read();
         let isa = self.backend.isa;
         let pairs = logits.rows * experts_per_row;
@@ -423,6 +454,9 @@ impl Step for CpuStep<'_> {
                 )
             };
             top_k(isa, &from[row * logits.cols..][..logits.cols], scheme, ids, weights);
+            if let Some(scale) = expert_scale {
+                ids.iter().zip(weights).for_each(|(&id, weight)| *weight *= scale[id as usize]);
+            }
         });
         self.backend.routing = table;
         Routing { experts_per_row }

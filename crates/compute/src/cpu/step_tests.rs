@@ -1,6 +1,6 @@
 //! Operations of draft heads, through the step as a model calls them.
 
-use super::super::activation::testing::{Random, assert_close};
+use super::super::activation::testing::{Random, assert_close, assert_same_bits};
 use super::*;
 use crate::memory::{KvFormat, PageId};
 
@@ -95,10 +95,14 @@ fn check(context: usize, count: usize, both_ways: bool, window: Option<usize>) {
     let queries = step.upload(&q.concat(), HEADS * DIM);
     let runs = [run(0, count, context, 0), run(count, count - 1, context - 1, 1)];
     let out = step.attention(queries, keys, values, &mut arena, &runs, &shape);
+    // A layer that shares these keys and values writes nothing and sees the same.
+    let again = step.attend(queries, &mut arena, &runs, &shape);
     let fence = step.submit();
     let want: Vec<f64> =
         (0..2).flat_map(|s| reference(&q[s], &k[s], &v[s], contexts[s], &shape)).collect();
-    assert_close(step.read(&fence, out), &want, 3e-6);
+    let got = step.read(&fence, out).to_vec();
+    assert_close(&got, &want, 3e-6);
+    assert_same_bits(step.read(&fence, again), &got);
 }
 
 #[test]
@@ -141,4 +145,31 @@ fn rows_are_put_side_by_side() {
     assert_eq!((c.rows(), c.cols()), (2, 3));
     let fence = step.submit();
     assert_eq!(step.read(&fence, c), [5.0, 1.0, 2.0, 6.0, 3.0, 4.0]);
+}
+
+#[test]
+fn embeddings_are_scaled_and_ready_ones_are_not() {
+    let mut backend = backend();
+    let bytes: Vec<u8> = (0..8).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let encoding = crate::Encoding::Dense(crate::Float::F32);
+    let matrix = crate::Matrix::new(4, 2, encoding, &bytes, &[], &[]).unwrap();
+    let table = Weight::from_parts(matrix).unwrap();
+    let mut step = backend.begin();
+    let inputs = [Input::Token(3), Input::Embedding(vec![1.0, -1.0].into()), Input::Token(1)];
+    let x = step.embed(&table, &inputs, 3.0);
+    let y = step.select(x, &[0, 2]);
+    step.scale(y, -0.5);
+    let fence = step.submit();
+    assert_eq!(step.read(&fence, x), [18.0, 21.0, 1.0, -1.0, 6.0, 9.0]);
+    assert_eq!(step.read(&fence, y), [-9.0, -10.5, -3.0, -4.5]);
+}
+
+#[test]
+fn weights_are_multiplied_with_their_experts_scale() {
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let logits = step.upload(&[0.0, 2.0, 1.0, 2.0, 5.0, 2.0, 5.0, 2.0], 4);
+    step.route(logits, 2, RoutingScheme::TopKThenSoftmax, Some(&[1.0, 2.0, 3.0, 4.0]));
+    assert_eq!(backend.routing.ids, [1, 3, 0, 2]);
+    assert_eq!(backend.routing.weights, [1.0, 2.0, 0.5, 1.5]);
 }

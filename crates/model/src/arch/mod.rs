@@ -1,5 +1,7 @@
 //! One file per `model_type`. Each has `spec(tensors) -> DecoderSpec` and little else.
 
+pub mod gemma3;
+pub mod gemma4;
 pub mod llama;
 pub mod mistral;
 pub mod mixtral;
@@ -18,6 +20,8 @@ type SpecOf = fn(&Tensors<'_>) -> Result<DecoderSpec>;
 
 /// The architectures there are.
 pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
+    ("gemma3", gemma3::spec),
+    ("gemma4", gemma4::spec),
     ("llama", llama::spec),
     ("mistral", mistral::spec),
     ("mixtral", mixtral::spec),
