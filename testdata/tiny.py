@@ -79,7 +79,8 @@ TYPES = {
         PLAIN_ROPE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=64, num_local_experts=4, num_experts_per_tok=2)),
     "gemma4": (tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, dict(
-        GEMMA4, enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=64)),
+        GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"],
+        enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=64)),
     "gemma4_dense": (tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, GEMMA4),
     # The last two layers read the keys and values of layers 2 and 1.
     "gemma4_e": (tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, dict(

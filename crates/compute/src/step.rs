@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::memory::{KvArena, PageId, RecurrentArena, SlotId};
-use crate::{Error, ExpertBank, Rope, RoutingScheme, Weight};
+use crate::{Encoding, Error, ExpertBank, Result, Rope, RoutingScheme, Weight};
 
 /// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,18 @@ impl Linear {
     pub fn bytes(&self) -> usize {
         self.weight.bytes() + self.bias.as_ref().map_or(0, |b| b.len() * 4)
     }
+}
+
+/// A table whose rows are brought when they are wanted.
+pub trait RowSource: Send + Sync + std::fmt::Debug {
+    /// How many there are.
+    fn rows(&self) -> usize;
+    /// Values in each.
+    fn cols(&self) -> usize;
+    /// How they are coded.
+    fn encoding(&self) -> Encoding;
+    /// Codes, scales and biases of a row, one after another.
+    fn read(&self, row: usize, out: &mut [u8]) -> Result<()>;
 }
 
 /// Rows of one sequence in a batch and the pages that hold (or will hold) its keys and values.
@@ -220,6 +232,9 @@ pub trait Step {
 
     /// Rows of the embedding table times `scale`; ready embeddings are taken as they are.
     fn embed(&mut self, table: &Weight, inputs: &[Input], scale: f32) -> Tensor;
+    /// Rows of a table that is not in memory, times `scale`. A row that could not be brought goes on with zeros;
+    /// [`Step::failures`] tells.
+    fn fetch(&mut self, source: &dyn RowSource, rows: &[usize], scale: f32) -> Tensor;
     /// Rows of values from outside, `[values.len() / cols, cols]`.
     fn upload(&mut self, values: &[f32], cols: usize) -> Tensor;
     /// Rows side by side, in order: `[rows, sum of cols]`.

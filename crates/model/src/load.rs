@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use checkpoint::{Checkpoint, Dtype, Encoding as Stored, LinearSlice, Projection, Span};
-use compute::{Encoding, Float, Linear, ResidentBank, Weight, weight_memory};
+use compute::{Encoding, Float, Linear, ResidentBank, RowSource, Weight, weight_memory};
 
 use crate::Result;
 use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, VectorSpec};
@@ -70,6 +70,16 @@ impl<'a> Loader<'a> {
         Ok(Linear { weight: Weight::new(Arc::new(memory), 0, rows, cols, encoding), bias })
     }
 
+    /// The rows of a matrix, which stays in its file.
+    pub(crate) fn rows(&self, spec: &LinearSpec) -> StoredRows {
+        let matrix = &spec.slices[0];
+        StoredRows {
+            rows: self.checkpoint.rows(matrix),
+            cols: matrix.in_features,
+            encoding: encoding(matrix.encoding),
+        }
+    }
+
     fn bias(&self, spec: &LinearSpec) -> Result<Option<Vec<f32>>> {
         let Some(tensor) = &spec.bias else { return Ok(None) };
         let whole = self.checkpoint.read_f32(tensor)?;
@@ -106,6 +116,33 @@ impl<'a> Loader<'a> {
     fn count(&self, bytes: u64) {
         let loaded = self.loaded_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         (self.progress)(loaded.min(self.total_bytes), self.total_bytes);
+    }
+}
+
+/// A table that stays in its file.
+#[derive(Debug)]
+pub(crate) struct StoredRows {
+    rows: checkpoint::Rows,
+    cols: usize,
+    encoding: Encoding,
+}
+
+impl RowSource for StoredRows {
+    fn rows(&self) -> usize {
+        self.rows.count()
+    }
+
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    fn read(&self, row: usize, out: &mut [u8]) -> compute::Result<()> {
+        let failed = |source| compute::Error::Row { row, source: Box::new(source) };
+        self.rows.read(row, out).map_err(failed)
     }
 }
 

@@ -73,7 +73,7 @@ pub struct OutputNorms {
 pub struct PerLayerSpec {
     /// Values a layer.
     pub width: usize,
-    /// `[tokens, layers · width]`
+    /// `[tokens, layers · width]`: stays on the disk, a row is read when its token comes.
     pub table: LinearSpec,
     /// What rows of the table are multiplied with.
     pub table_scale: f32,
@@ -355,10 +355,10 @@ impl DecoderSpec {
         self.moe_layers().map(|(_, moe)| moe.experts.bytes()).sum()
     }
 
-    /// Bytes of everything every token needs: all weights but the routed experts.
+    /// Bytes of everything every token needs: all weights but the routed experts and the rows of per-layer embeddings.
     pub fn resident_bytes(&self) -> u64 {
         let own = self.embed.bytes() + vector(&self.norm);
-        let per_layer = self.per_layer.as_ref().map_or(0, |p| p.table.bytes() + p.every_token());
+        let per_layer = self.per_layer.as_ref().map_or(0, PerLayerSpec::every_token);
         own + per_layer
             + self.head.as_ref().map_or(0, LinearSpec::bytes)
             + self.layers.iter().map(LayerSpec::resident_bytes).sum::<u64>()
@@ -369,9 +369,7 @@ impl DecoderSpec {
         let head = self.head.as_ref().unwrap_or(&self.embed).bytes();
         let row = self.embed.bytes() / self.vocab.max(1) as u64;
         let layers: u64 = self.layers.iter().map(LayerSpec::resident_bytes).sum();
-        let per_layer = self.per_layer.as_ref().map_or(0, |p| {
-            p.table.bytes() / p.table.rows().max(1) as u64 + p.every_token()
-        });
+        let per_layer = self.per_layer.as_ref().map_or(0, |p| p.row_bytes() + p.every_token());
         let experts: u64 = self
             .moe_layers()
             .map(|(_, moe)| moe.experts.bytes_per_expert() * moe.experts_per_token as u64)
@@ -551,6 +549,11 @@ impl DenseSpec {
 }
 
 impl PerLayerSpec {
+    /// Bytes of the table's row of a token.
+    pub fn row_bytes(&self) -> u64 {
+        self.table.bytes() / self.table.rows().max(1) as u64
+    }
+
     /// Bytes that every token reads, its row of the table excepted.
     fn every_token(&self) -> u64 {
         self.projection.bytes() + vector(&self.norm)

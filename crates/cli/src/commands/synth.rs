@@ -81,6 +81,9 @@ impl Request {
         if values.router == Router::Tuned && !shape.has_experts() {
             return Err(Error::NoRouter { name: shape.name });
         }
+        if format == Format::Gguf && shape.gemma.is_some() {
+            return Err(Error::NoGguf { name: shape.name });
+        }
         let threads = machine::cpu::core_count();
         Ok(Request { shape, layers, values, format, out, force: false, threads })
     }
@@ -141,6 +144,7 @@ pub(crate) enum Error {
     Layers { name: &'static str, have: usize, got: usize },
     Group { got: usize },
     NoRouter { name: &'static str },
+    NoGguf { name: &'static str },
     Exists { path: PathBuf },
     IsFolder { path: PathBuf },
     IsFile { path: PathBuf },
@@ -166,6 +170,7 @@ impl Error {
             }
             Error::Group { .. } => Some("the groups are 32, 64 and 128".to_owned()),
             Error::NoRouter { .. } => Some("a tuned router is for models with experts".to_owned()),
+            Error::NoGguf { .. } => Some("--format mlx writes it".to_owned()),
             Error::Exists { .. } => Some("--force replaces it".to_owned()),
             Error::IsFolder { path } => {
                 let file = path.join("model.gguf");
@@ -188,6 +193,7 @@ impl std::fmt::Display for Error {
             }
             Error::Group { got } => write!(formatter, "groups of {got} are not possible"),
             Error::NoRouter { name } => write!(formatter, "{name} has no router"),
+            Error::NoGguf { name } => write!(formatter, "{name} is not written as GGUF"),
             Error::Exists { path } => write!(formatter, "{} is not empty", path.display()),
             Error::IsFolder { path } => write!(formatter, "{} is a folder", path.display()),
             Error::IsFile { path } => write!(formatter, "{} is a file", path.display()),

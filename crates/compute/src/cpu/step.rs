@@ -1,6 +1,8 @@
 //! The CPU backend: operations run at once, on the pool, over one activation arena.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use machine::cpu::Isa;
 use machine::pages::Pages;
@@ -14,9 +16,14 @@ use crate::bank::{Expert, ExpertBank, Trial};
 use crate::memory::{KvArena, RecurrentArena};
 use crate::step::{
     Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark,
-    Routing, RowFailure, SharedExpert, StateRun, Step, Tape, Tensor,
+    Routing, RowFailure, RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
 };
-use crate::{Error, Result, Rope, Weight};
+use crate::{Error, Matrix, Result, Rope, Weight};
+
+thread_local! {
+    /// A row on its way from its source.
+    static ROW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Tensors start on a cache line.
 const ALIGN_FLOATS: usize = 16;
@@ -231,6 +238,32 @@ impl Step for CpuStep<'_> {
             }
             Input::Embedding(values) => out.copy_from_slice(values),
         })
+    }
+
+    fn fetch(&mut self, source: &dyn RowSource, rows: &[usize], scale: f32) -> Tensor {
+        let isa = self.backend.isa;
+        let (cols, encoding) = (source.cols(), source.encoding());
+        let failed = Mutex::new(Vec::new());
+        let out = self.fill_rows(rows.len(), cols, |index, out| {
+            ROW.with_borrow_mut(|bytes| {
+                bytes.resize(encoding.matrix_bytes(1, cols), 0);
+                if let Err(error) = source.read(rows[index], bytes) {
+                    out.fill(0.0);
+                    let failure = RowFailure { row: index, error: Arc::new(error) };
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+                    return;
+                }
+                let (codes, rest) = bytes.split_at(encoding.row_bytes(cols));
+                let (scales, biases) = rest.split_at(encoding.scale_bytes(cols));
+                let row = Matrix { rows: 1, cols, encoding, codes, scales, biases };
+                dense::dequantise_row(isa, &row, 0, out);
+                activation::scale_assign(isa, out, scale);
+            });
+        });
+        let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        failed.sort_by_key(|failure| failure.row);
+        self.backend.failures.extend(failed);
+        out
     }
 
     fn upload(&mut self, values: &[f32], cols: usize) -> Tensor {

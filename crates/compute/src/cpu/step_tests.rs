@@ -173,3 +173,46 @@ fn weights_are_multiplied_with_their_experts_scale() {
     assert_eq!(backend.routing.ids, [1, 3, 0, 2]);
     assert_eq!(backend.routing.weights, [1.0, 2.0, 0.5, 1.5]);
 }
+
+/// Two values a row, its number and twice that; row 5 is broken.
+#[derive(Debug)]
+struct Counted;
+
+impl RowSource for Counted {
+    fn rows(&self) -> usize {
+        100
+    }
+
+    fn cols(&self) -> usize {
+        2
+    }
+
+    fn encoding(&self) -> crate::Encoding {
+        crate::Encoding::Dense(crate::Float::F32)
+    }
+
+    fn read(&self, row: usize, out: &mut [u8]) -> Result<()> {
+        if row == 5 {
+            return Err(Error::Row { row, source: "gone".into() });
+        }
+        out[..4].copy_from_slice(&(row as f32).to_le_bytes());
+        out[4..].copy_from_slice(&(2.0 * row as f32).to_le_bytes());
+        Ok(())
+    }
+}
+
+#[test]
+fn rows_are_fetched_and_a_broken_one_fails_its_row_alone() {
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let rows: Vec<usize> = (0..40).map(|i| (i * 7) % 19).collect();
+    let x = step.fetch(&Counted, &rows, 0.5);
+    let failures = step.failures();
+    let broken: Vec<usize> = (0..40).filter(|&i| rows[i] == 5).collect();
+    assert_eq!(failures.iter().map(|failure| failure.row).collect::<Vec<_>>(), broken);
+    let fence = step.submit();
+    for (values, row) in step.read(&fence, x).chunks_exact(2).zip(rows) {
+        let row = if row == 5 { 0.0 } else { row as f32 };
+        assert_eq!(values, [row / 2.0, row]);
+    }
+}

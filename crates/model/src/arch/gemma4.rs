@@ -54,7 +54,8 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
                     frame_of.hidden,
                     width,
                 )?,
-                norm: frame_of.norm(tensors, &format!("{path}.post_per_layer_input_norm.weight"))?,
+                norm: frame_of
+                    .norm(tensors, &format!("{path}.post_per_layer_input_norm.weight"))?,
             });
         }
         let scalar = format!("{path}.layer_scalar");

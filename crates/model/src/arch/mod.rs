@@ -33,7 +33,22 @@ pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
     ("qwen3_next", qwen3_next::spec),
 ];
 
-/// What the model in a checkpoint is made of.
+/// What multimodal checkpoints have besides the decoder, and what its tensors are called.
+const PARTS: [(&str, &[&str]); 2] = [
+    (
+        "vision",
+        &[
+            "vision_tower.",
+            "visual.",
+            "embed_vision.",
+            "vision_embedder.",
+            "multi_modal_projector.",
+        ],
+    ),
+    ("audio", &["audio_tower.", "embed_audio."]),
+];
+
+/// What the model in a checkpoint is made of. Parts that read images or sound are left out, with a warning.
 pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
     let model_type = checkpoint.config().model_type();
     let Some((_, spec)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
@@ -43,5 +58,8 @@ pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
             supported: names.join(", "),
         });
     };
+    for (part, names) in PARTS {
+        checkpoint.skip(part, names);
+    }
     spec(&Tensors::new(checkpoint)?)
 }

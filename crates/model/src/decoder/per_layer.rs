@@ -1,16 +1,17 @@
 //! Per-layer embeddings (Gemma's E models): besides its embedding a token has a row of values for each layer.
 
-use compute::{Activation, Input, Linear, Step, Tensor};
+use compute::{Activation, Input, Linear, RowSource, Step, Tensor};
 
 use crate::Result;
-use crate::load::Loader;
+use crate::load::{Loader, StoredRows};
 use crate::spec::{PerLayerInputSpec, PerLayerSpec};
 
 /// What makes the rows.
 #[derive(Debug)]
 pub(super) struct PerLayer {
     width: usize,
-    table: Linear,
+    /// Of many gigabytes a token wants a few kilobytes: it stays on the disk.
+    table: StoredRows,
     table_scale: f32,
     projection: Linear,
     projection_scale: f32,
@@ -40,13 +41,13 @@ impl PerLayer {
         step.head_norm(values, &self.norm, eps);
         let mark = step.mark();
         // What is no token of the table counts as token 0, which pads.
-        let tokens = self.table.weight.rows();
+        let tokens = self.table.rows();
         let token = |input: &Input| match *input {
-            Input::Token(token) if (token as usize) < tokens => Input::Token(token),
-            Input::Token(_) | Input::Embedding(_) => Input::Token(0),
+            Input::Token(token) if (token as usize) < tokens => token as usize,
+            Input::Token(_) | Input::Embedding(_) => 0,
         };
-        let inputs: Vec<Input> = inputs.iter().map(token).collect();
-        let rows = step.embed(&self.table.weight, &inputs, self.table_scale);
+        let tokens: Vec<usize> = inputs.iter().map(token).collect();
+        let rows = step.fetch(&self.table, &tokens, self.table_scale);
         step.add(values, rows);
         step.release(mark);
         step.scale(values, std::f32::consts::FRAC_1_SQRT_2);
@@ -56,7 +57,7 @@ impl PerLayer {
     pub(super) fn load(loader: &Loader<'_>, spec: &PerLayerSpec) -> Result<PerLayer> {
         Ok(PerLayer {
             width: spec.width,
-            table: loader.linear(&spec.table)?,
+            table: loader.rows(&spec.table),
             table_scale: spec.table_scale,
             projection: loader.linear(&spec.projection)?,
             projection_scale: spec.projection_scale,

@@ -305,6 +305,7 @@ fn shapes_have_the_parameters_their_names_say() {
 fn the_engine_runs_a_synthetic_model() {
     for router in [Router::Uniform, Router::Tuned] {
         check_runs("tiny-qwen3.5-moe", router);
+        check_runs("tiny-gemma-4", router);
     }
 }
 
@@ -384,6 +385,12 @@ fn what_cannot_be_is_said_before_anything_is_written() {
     let tuned = Values { router: Router::Tuned, ..VALUES };
     let dense = new("tiny-llama", None, tuned).expect_err("no experts");
     assert_eq!(dense.to_string(), "tiny-llama has no router");
+
+    let gguf = Request::new("gemma-4-26b-a4b", None, VALUES, Format::Gguf, PathBuf::from("out"));
+    assert_eq!(
+        gguf.map(drop).expect_err("MLX only").to_string(),
+        "gemma-4-26b-a4b is not written as GGUF"
+    );
 
     let folder = tempfile::tempdir().expect("a folder");
     let full = refuse_full_disk(&folder.path().join("a/b"), u64::MAX).expect_err("too much");
