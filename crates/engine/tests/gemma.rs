@@ -239,22 +239,6 @@ fn layers_without_their_embeddings() {
     check("gemma4_e-f32", |model| model.change("per_layer_projection_norm.weight", |_| 0.0));
 }
 
-#[test]
-fn keys_of_the_wrong_layer_are_shared() {
-    // One more layer with keys of its own: then layer 3, not 2, is the last sliding one with keys.
-    check("gemma4_e-f32", |model| {
-        model.text()["layer_types"] = json!([
-            "sliding_attention",
-            "full_attention",
-            "full_attention",
-            "sliding_attention",
-            "full_attention"
-        ]);
-        model.text()["per_layer_config"] =
-            json!({ "1": { "head_dim": 64 }, "4": { "head_dim": 64 } });
-    });
-}
-
 /// Gives the global layers a projection of values: that of the keys, with each head's rows multiplied by `factor`.
 fn project_values(model: &mut Model, factor: impl Fn(f32) -> f32) {
     model.text()["attention_k_eq_v"] = json!(false);
@@ -305,7 +289,8 @@ fn a_config_that_lies_about_bits_is_not_believed() {
         model.config[key] = json!({ "group_size": 64, "bits": 4 });
     }
     let warnings = warnings(&model);
-    assert!(warnings.len() >= 12, "{warnings:?}");
+    // Three matrices and a router in each of two layers.
+    assert_eq!(warnings.len(), 8, "{warnings:?}");
     let text = warnings[0].to_string();
     assert!(text.contains("affine 8-bit group 64"), "{text}");
     assert!(text.contains("config.json says affine 4-bit group 64"), "{text}");

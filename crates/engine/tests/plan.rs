@@ -368,7 +368,7 @@ fn a_server_that_streams_leaves_most_to_its_slots() {
 }
 
 /// Gemma 4 26B-A4B as `mlx-community` publishes it, as a file of holes: headers and sizes are real, and it takes no
-/// space. Dense layers have `dense_bits`, routers eight, everything else four, in groups of 64.
+/// space. Dense layers and routers have `dense_bits`, everything else four, in groups of 64.
 fn published_gemma(folder: &Path, dense_bits: usize) -> DecoderSpec {
     let (hidden, layers, experts, width) = (2816, 30, 128, 704);
     let mut tensors = Vec::new();
@@ -407,7 +407,7 @@ fn published_gemma(folder: &Path, dense_bits: usize) -> DecoderSpec {
         matrix("mlp.gate_proj", &[2112, hidden], dense_bits);
         matrix("mlp.up_proj", &[2112, hidden], dense_bits);
         matrix("mlp.down_proj", &[hidden, 2112], dense_bits);
-        matrix("router.proj", &[experts, hidden], 8);
+        matrix("router.proj", &[experts, hidden], dense_bits);
         matrix("experts.switch_glu.gate_proj", &[experts, width, hidden], 4);
         matrix("experts.switch_glu.up_proj", &[experts, width, hidden], 4);
         matrix("experts.switch_glu.down_proj", &[experts, hidden, width], 4);

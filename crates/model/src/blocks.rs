@@ -43,6 +43,12 @@ impl Frame {
     /// Gemma's: the embedding table is the output head too, and published configs leave out what is usual.
     pub(crate) fn gemma(tensors: &Tensors<'_>, default_vocab: usize) -> Result<Frame> {
         let config = tensors.checkpoint().config();
+        // Encoders look both ways; `vision` is about the tokens of images.
+        let key = "use_bidirectional_attention";
+        if config.bool(key) == Some(true) || config.str(key) == Some("all") {
+            let (expected, got) = ("a model that looks back only".into(), "all".into());
+            return Err(Error::Config { key, expected, got });
+        }
         Ok(Frame {
             hidden: tensors.count("hidden_size")?,
             layers: tensors.count("num_hidden_layers")?,

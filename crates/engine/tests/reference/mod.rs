@@ -7,22 +7,22 @@ use engine::{Options, Runner};
 use model::Logits;
 
 /// Where the tiny models are.
-pub fn models() -> PathBuf {
+pub(crate) fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models")
 }
 
 /// What a model must give.
-pub struct Golden {
+pub(crate) struct Golden {
     prompt: Vec<u32>,
     positions: Vec<usize>,
     logits: Vec<f32>,
-    pub greedy: Vec<u32>,
+    pub(crate) greedy: Vec<u32>,
     std: f64,
-    pub tolerance: f64,
+    pub(crate) tolerance: f64,
 }
 
 /// The golden values of a case.
-pub fn golden(folder: &Path) -> Golden {
+pub(crate) fn golden(folder: &Path) -> Golden {
     let bytes = std::fs::read(folder.join("golden.safetensors")).expect("golden.safetensors");
     let files = vec![
         ("config.json".to_string(), b"{\"model_type\":\"none\"}".to_vec()),
@@ -57,7 +57,7 @@ fn argmax(values: &[f32]) -> u32 {
 }
 
 /// The error over the golden positions, and the greedy tokens.
-pub fn run(checkpoint: &Checkpoint, golden: &Golden, options: &Options) -> (f64, Vec<u32>) {
+pub(crate) fn run(checkpoint: &Checkpoint, golden: &Golden, options: &Options) -> (f64, Vec<u32>) {
     let mut runner = Runner::load(checkpoint, options, &|_, _| {}).expect("model");
     let vocab = runner.spec().vocab;
     let mut sequence = runner.sequence().expect("sequence");
