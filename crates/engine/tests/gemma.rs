@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use checkpoint::{Checkpoint, Dtype, Warning};
 use compute::memory::KvFormat;
-use engine::Options;
+use engine::{Error, Options, Runner};
+use model::Logits;
 use serde_json::{Value, json};
 
 use reference::{golden, models, run};
@@ -336,4 +337,27 @@ fn towers_are_left_out_and_named() {
         matches!(warnings[..], [Warning::Skipped { part: "vision", count: 4, .. }]),
         "{warnings:?}"
     );
+}
+
+#[test]
+fn a_row_that_cannot_be_read_ends_its_sequence() {
+    let home = tempfile::tempdir().expect("a folder");
+    let from = models().join("gemma4_e-4bit");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(from.join(file), home.path().join(file)).expect("a copy");
+    }
+    let checkpoint = Checkpoint::open(home.path()).expect("checkpoint");
+    let options = Options { context: 64, threads: 2, ..Options::default() };
+    let mut runner = Runner::load(&checkpoint, &options, &|_, _| {}).expect("model");
+    drop(checkpoint);
+    let mut feed = |tokens: &[u32]| {
+        let mut sequence = runner.sequence().expect("sequence");
+        runner.feed(&mut sequence, tokens, Logits::Last, |_, _| {})
+    };
+    feed(&[1, 2, 3]).expect("rows are read from the file");
+    let file = std::fs::File::options().write(true).open(home.path().join("model.safetensors"));
+    file.expect("a file").set_len(8).expect("a cut");
+    let error = feed(&[1, 2, 3]).expect_err("the rows are gone");
+    let Error::Expert(source) = &error else { panic!("{error:?}") };
+    assert!(matches!(**source, compute::Error::Row { row: 1, .. }), "{source:?}");
 }
