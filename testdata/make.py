@@ -76,13 +76,17 @@ QUANTISED = {
     # Of the published gpt-oss: its experts stay mxfp4.
     "mxfp4-q8": dict(q_bits=8, q_group_size=64, dtype="bfloat16"),
 }
-MATRIX = [(t, f) for t in tiny.TYPES for f in ("f32", "4bit", "8bit", "mixed", "mxfp4")]
+MATRIX = [
+    (t, f) for t in tiny.TYPES if t not in tiny.MODEL_TYPE for f in ("f32", "4bit", "8bit", "mixed", "mxfp4")
+]
 # One model each for the rest: half of the formats on a dense model, half on experts.
 EXTRA = [
     ("llama", "2bit"), ("llama", "5bit"), ("llama", "4bit-g32-f32"), ("llama", "4bit-g128"), ("llama", "8bit-g64"),
     ("llama", "6bit"), ("llama", "mxfp8"), ("llama", "bf16"),
     ("qwen3_moe", "3bit"), ("qwen3_moe", "nvfp4"), ("qwen3_moe", "bf16"),
-    ("qwen3_5_moe", "vl-bf16"),
+    ("qwen3_5_moe", "vl-bf16"), ("gemma4", "vl-bf16"),
+    ("gemma4_dense", "f32"), ("gemma4_dense", "4bit"),
+    ("gemma4_e", "f32"), ("gemma4_e", "4bit"), ("gemma4_e", "mixed"), ("gemma4_e", "mxfp4"),
     ("gpt_oss", "published"), ("gpt_oss", "mxfp4-q8"),
 ]  # fmt: skip
 SHARDED = ("qwen3_moe-4bit", "qwen3_moe-4bit-sharded")  # the first, cut in two files
@@ -97,7 +101,7 @@ class Routing:
     def __init__(self, model):
         self.chosen = []
         for module in model.modules():
-            if type(module).__name__.endswith("TopKRouter"):
+            if type(module).__name__.endswith(("TopKRouter", "Gemma4TextRouter")):
                 module.register_forward_hook(lambda _m, _in, out: self.chosen.append(out[2].sort(-1).values))
 
     def take(self):
@@ -114,10 +118,10 @@ def forward(model, routing, tokens):
 
 
 @torch.no_grad()
-def greedy(model, prompt):
-    """The GREEDY tokens after the prompt, through transformers' cache."""
+def greedy(model, prompt, count):
+    """The `count` tokens after the prompt, through transformers' cache."""
     tokens, cache, step = [], None, torch.tensor([prompt])
-    for _ in range(GREEDY):
+    for _ in range(count):
         out = model(input_ids=step, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         tokens.append(int(out.logits[0, -1].argmax()))
@@ -138,10 +142,10 @@ def perturbed(model, routing, tokens, size, seed):
     return out
 
 
-def judge(model, prompt, quantised):
+def judge(model, prompt, count, quantised):
     """The golden values of a model, or the reason (a word) why this seed will not do."""
     routing = Routing(model)
-    new = greedy(model, prompt)
+    new = greedy(model, prompt, count)
     if len(set(new)) < MIN_DISTINCT:
         return "repeats"
     tokens = prompt + new[:-1]
@@ -200,7 +204,13 @@ def dequantise(folder):
     return out
 
 
-def mlx_logits(source, prompt, weights=None, frequencies=None):
+def published_gemma4(path, _module):
+    """As the popular 4-bit files of Gemma 4: the dense layers and the router in 8 bits, each listed by its path."""
+    wide = ".mlp." in path or path.endswith("router.proj")
+    return {"group_size": 64, "bits": 8 if wide else 4}
+
+
+def mlx_logits(source, prompt, weights=None, dtype=torch.float32, frequencies=None):
     """mlx-lm's f32 logits on the checkpoint in `source` (HF names), or on `weights` (MLX names) instead; with other
     `frequencies` of its rotation, where it cannot make them itself."""
     with contextlib.redirect_stdout(io.StringIO()):
@@ -210,6 +220,10 @@ def mlx_logits(source, prompt, weights=None, frequencies=None):
     if frequencies is not None:
         for layer in model.layers:
             layer.self_attn.rope._freqs = 1 / mx.array(frequencies)
+    for module in model.modules():
+        for name in ("embed_scale", "embed_tokens_per_layer_scale"):
+            if hasattr(module, name):
+                setattr(module, name, float(torch.tensor(getattr(module, name)).to(dtype)))
     return np.array(model(mx.array([prompt]))[0])
 
 
@@ -219,7 +233,7 @@ def attempt(kind, fmt, seed, folder, scratch):
     model = tiny.build(kind, fmt, seed)
     source = scratch / "source"  # what mlx-lm can load: release-like names and config
     tiny.save_for_mlx(model, kind, source)
-    weights = None
+    weights, dtype = None, torch.float32
     if fmt == "published":
         tiny.save_published(model, folder)
         weights = {k: v.numpy() for k, v in tiny.gpt_oss_to_mlx(tiny.live(model)).items()}
@@ -227,26 +241,31 @@ def attempt(kind, fmt, seed, folder, scratch):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             convert(str(source), str(folder), quantize=False, dtype="float32")
     elif fmt in QUANTISED:
-        origin = source
+        origin, how = source, dict(QUANTISED[fmt])
+        dtype = getattr(torch, how["dtype"])
+        if fmt == "mixed" and kind.startswith("gemma4"):
+            how["quant_predicate"] = published_gemma4
         if fmt == "mxfp4-q8":
             origin = scratch / "published"
             tiny.save_published(model, origin)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            convert(str(origin), str(folder), quantize=True, **QUANTISED[fmt])
+            convert(str(origin), str(folder), quantize=True, **how)
         weights = dequantise(folder)
         tiny.load_from_mlx(model, weights)
     elif fmt == "vl-bf16":
-        tiny.save_vl(model, kind, folder)
+        dtype = torch.bfloat16
+        (tiny.save_gemma_vl if kind == "gemma4" else tiny.save_vl)(model, kind, folder)
     else:
         tiny.save_hf(model, fmt, folder)
-    found = judge(model, prompt, fmt in QUANTISED or fmt == "published")
+    tiny.round_embed_scales(model, dtype)
+    found = judge(model, prompt, tiny.GREEDY.get(kind, GREEDY), fmt in QUANTISED or fmt == "published")
     if isinstance(found, str):
         return found
     # mlx-lm has no sliding window for `mistral`: compare where it does not matter yet.
     n = model.config.sliding_window if kind == "mistral" else PROMPT
     # mlx-lm rounds YaRN's range whatever `truncate` says.
     frequencies = model.model.rotary_emb.inv_freq.numpy() if kind == "gpt_oss" else None
-    other = mlx_logits(source, prompt, weights, frequencies)
+    other = mlx_logits(source, prompt, weights, dtype, frequencies)
     found["mlx_difference"] = float(np.abs(other - found["all"])[:n].max()) / found["std"]
     assert found["mlx_difference"] < 1e-4, f"the two references differ by {found['mlx_difference']}"
     found["prompt"] = prompt

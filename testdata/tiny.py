@@ -42,6 +42,19 @@ GPT_OSS_ROPE = dict(
     ),
     max_position_embeddings=2048,
 )  # fmt: skip
+# Gemma 4: sliding layers of 32-wide heads, global ones of 64 with proportional rotation of a quarter. The softcap is
+# low enough to show, the window short enough to be left several times.
+GEMMA4 = dict(
+    num_hidden_layers=3, layer_types=["sliding_attention", "sliding_attention", "full_attention"], sliding_window=40,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=32, global_head_dim=64, num_global_key_value_heads=1,
+    attention_k_eq_v=True, intermediate_size=64, final_logit_softcapping=6.0, hidden_size_per_layer_input=0,
+    vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=0, use_double_wide_mlp=False, enable_moe_block=False,
+    tie_word_embeddings=True,
+)  # fmt: skip
+# Greedy tokens of a case, where it is not the usual number.
+GREEDY = {"gemma3": 32, "gemma4": 32, "gemma4_dense": 32, "gemma4_e": 32}
+# The `model_type` of the kinds that are not called after it.
+MODEL_TYPE = {"gemma4_dense": "gemma4", "gemma4_e": "gemma4"}
 
 # type: (config class, model class, what it has of its own)
 TYPES = {
@@ -77,6 +90,23 @@ TYPES = {
         GPT_OSS_ROPE, hidden_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
         intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, sliding_window=40,
         layer_types=["sliding_attention", "full_attention"])),
+    "gemma4": (tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, dict(
+        GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"],
+        enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=64)),
+    "gemma4_dense": (tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, GEMMA4),
+    # The last two layers read the keys and values of layers 2 and 1.
+    "gemma4_e": (tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, dict(
+        GEMMA4, num_hidden_layers=5, layer_types=[
+            "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        attention_k_eq_v=False, num_global_key_value_heads=None, hidden_size_per_layer_input=64,
+        num_kv_shared_layers=2, use_double_wide_mlp=True)),
+    # 256 and (unquantised) 64 wide: mlx-lm rounds the embedding's scale to bf16, which for those roots changes nothing.
+    "gemma3": (tf.Gemma3TextConfig, tf.Gemma3ForCausalLM, dict(
+        hidden_size=256, num_hidden_layers=3, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        sliding_window=40, num_attention_heads=4, num_key_value_heads=2, head_dim=32, query_pre_attn_scalar=24,
+        intermediate_size=64, tie_word_embeddings=True, rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+            sliding_attention=dict(rope_type="default", rope_theta=1e4)))),
 }  # fmt: skip
 # Unquantised checkpoints take the most room: a narrower model (96 is no multiple of 64) with narrower experts.
 NARROW = dict(hidden_size=96)
@@ -90,6 +120,8 @@ NARROW_OF = {
     "mistral": dict(num_attention_heads=3),
     "mixtral": dict(num_attention_heads=3, num_key_value_heads=1, intermediate_size=32),
     "gpt_oss": dict(intermediate_size=32),
+    "gemma4": dict(moe_intermediate_size=32),
+    "gemma3": dict(hidden_size=64),
 }
 UNQUANTISED = ("f32", "bf16", "vl-bf16")
 
@@ -104,13 +136,26 @@ def build(kind, fmt, seed):
         settings |= NARROW | NARROW_OF.get(kind, {})
     if fmt == "4bit-g128":
         settings |= dict(intermediate_size=128)
+    settings = copy.deepcopy(settings)  # transformers changes lists and tables that it is given
     model = model_class(config_class(**settings, attn_implementation="eager")).eval()
     model.config.dtype = torch.float32
     fill(model, seed)
     if fmt.endswith("bf16") or fmt in ("published", "mxfp4-q8"):
-        for p in model.parameters():
+        for p in (*model.parameters(), *scalars(model)):
             p.data = p.data.bfloat16().float()
     return model
+
+
+def scalars(model):
+    """Gemma 4's factors of whole layers, which transformers keeps as buffers."""
+    return [b for name, b in model.named_buffers() if name.endswith("layer_scalar")]
+
+
+def round_embed_scales(model, dtype):
+    """Round the factors of Gemma's embeddings to the type of the stored weights, as both references do on those."""
+    for module in model.modules():
+        if hasattr(module, "embed_scale"):
+            module.embed_scale.copy_(module.embed_scale.to(dtype).float())
 
 
 @torch.no_grad()
@@ -118,6 +163,9 @@ def fill(model, seed):
     """Weights of about unit gain: every part of the network moves the logits, and rounding is not amplified much."""
     g = torch.Generator().manual_seed(seed)
     tied = model.config.tie_word_embeddings
+    gemma = model.config.model_type.startswith("gemma")
+    for p in scalars(model):
+        p.copy_(0.6 + 0.6 * torch.rand(p.shape, generator=g))
     for name, p in sorted(dict(model.named_parameters()).items()):
         normal = torch.randn(p.shape, generator=g)
         uniform = torch.rand(p.shape, generator=g)
@@ -135,12 +183,25 @@ def fill(model, seed):
             p.copy_(-4 + 3 * uniform)
         elif name.endswith("conv1d.weight"):
             p.copy_(0.5 * normal)
-        elif name.endswith("norm.weight"):  # starts as 1, or as 0 where the model adds 1
+        elif name.endswith("router.scale"):
+            p.copy_(1 + 0.1 * normal)
+        elif name.endswith("router.per_expert_scale"):
+            p.copy_(0.5 + uniform)
+        elif name.endswith("router.proj.weight"):  # its input is divided by the root of its width
+            p.copy_(1.5 * normal)
+        elif re.search(r"norm(_\d)?\.weight$", name):  # starts as 1, or as 0 where the model adds 1
             p.add_(0.1 * normal)
+            if model.config.model_type == "gemma4_text" and re.search(r"[qk]_norm", name):
+                p.mul_(0.4)  # scores are not divided by the root of the head's width
+            elif gemma and name == "model.norm.weight":  # the tied table below is small
+                one = 1 if model.config.model_type == "gemma3_text" else 0
+                p.copy_((p + one) * p.shape[0] ** 0.5 / 1.5 - one)
+        elif name.endswith("embed_tokens_per_layer.weight"):
+            p.copy_(model.config.hidden_size_per_layer_input**-0.5 * normal)
         elif p.ndim == 1:  # biases
             p.copy_(0.3 * normal)
         elif "embed_tokens" in name:  # tied: small, or the model would repeat its last token
-            p.copy_((0.1 if tied else 0.7) * normal)
+            p.copy_((1.5 / p.shape[-1] if gemma else 0.1 if tied else 0.7) * normal)
         else:  # attention averages its values: stronger, so that it is not drowned
             gain = 1.5 if re.search(r"self_attn\.[vo]_proj|mlp\.(gate|router)\.weight", name) else 1.0
             p.copy_(gain / p.shape[-1] ** 0.5 * normal)
@@ -276,6 +337,36 @@ def release_config(model):
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = rope
     return config
+def gemma4_config(model, kind):
+    """config.json of a release: the text model inside a multimodal one, global layers by keys of their own."""
+    text = json.loads(model.config.to_json_string(use_diff=False))
+    text.pop("per_layer_config", None)
+    text |= {key: TYPES[kind][2][key] for key in ("global_head_dim", "num_global_key_value_heads")}
+    return {
+        "architectures": [tf.Gemma4ForConditionalGeneration.__name__],
+        "model_type": "gemma4",
+        "text_config": text,
+        "tie_word_embeddings": True,
+        "vocab_size": VOCAB,
+    }
+
+
+def save_gemma_vl(model, kind, folder):
+    """The layout of the published Gemma 4 models: nested config and names, fused experts, a vision tower."""
+    folder.mkdir(parents=True)
+    state = {k.replace("model.", "model.language_model.", 1): v.bfloat16() for k, v in live(model).items()}
+    g = torch.Generator().manual_seed(0)
+    for name, shape in {
+        "vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight": (32, 32),
+        "vision_tower.encoder.layers.0.input_layernorm.weight": (32,),
+        "vision_tower.patch_embedder.input_proj.weight": (32, 48), "embed_vision.embedding_projection.weight": (96, 32),
+    }.items():  # fmt: skip
+        state[f"model.{name}"] = (0.1 * torch.randn(shape, generator=g)).bfloat16()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config = gemma4_config(model, kind)
+    config["text_config"]["dtype"] = "bfloat16"
+    config["vision_config"] = dict(model_type="gemma4_vision", num_hidden_layers=1, hidden_size=32)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def save_for_mlx(model, kind, folder):
@@ -283,6 +374,23 @@ def save_for_mlx(model, kind, folder):
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     own = TYPES[kind][2]
+    if kind.startswith("gemma"):
+        if kind == "gemma4":  # nested, as released
+            state = {k.replace("model.", "model.language_model.", 1): v for k, v in live(model).items()}
+            save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+            config = gemma4_config(model, kind)
+        elif kind == "gemma3":  # transformers 4 style, which is all that mlx-lm reads
+            rope = config.pop("rope_parameters")
+            config["rope_theta"] = rope["full_attention"].pop("rope_theta")
+            config["rope_scaling"] = rope["full_attention"]
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            config["sliding_window_pattern"] = own["num_hidden_layers"]
+            config.pop("layer_types")
+        else:  # both spellings
+            config |= {key: own[key] for key in ("global_head_dim", "num_global_key_value_heads")}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_tokenizer(folder)
+        return
     if kind == "qwen3_5_moe":
         state = {k.replace("model.", "model.language_model.", 1): v for k, v in live(model).items()}
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -335,7 +443,7 @@ def load_from_mlx(model, weights):
         # transformers' norms of these types add 1; the converted checkpoint has it added already
         elif centred and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             w = w - 1
-        state[re.sub(r"switch_mlp\.(\w+)\.weight", r"experts.\1", name)] = w
+        state[re.sub(r"(switch_mlp|experts\.switch_glu)\.(\w+)\.weight", r"experts.\2", name)] = w
     for name in [n for n in state if n.endswith("experts.gate_proj")]:
         base = name.removesuffix("gate_proj")
         state[base + "gate_up_proj"] = torch.cat([state.pop(name), state.pop(base + "up_proj")], 1)

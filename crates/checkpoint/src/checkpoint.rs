@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ const NEAR_NAMES: usize = 3;
 pub struct Checkpoint {
     folder: Folder,
     config: Config,
-    files: Vec<OpenFile>,
+    files: Vec<Arc<OpenFile>>,
     /// Sorted by name.
     tensors: Vec<Tensor>,
     metadata: BTreeMap<String, String>,
@@ -84,7 +84,7 @@ impl Checkpoint {
             let header = safetensors::read_header(&file, FileIndex(files.len() as u32))?;
             tensors.extend(header.tensors);
             metadata.extend(header.metadata);
-            files.push(file);
+            files.push(Arc::new(file));
         }
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
@@ -268,12 +268,28 @@ impl Checkpoint {
         warnings.values().flatten().cloned().collect()
     }
 
+    /// Says that tensors with one of these in their names are left out, if there are such.
+    pub fn skip(&self, part: &'static str, names: &[&str]) {
+        let is_part = |tensor: &&Tensor| names.iter().any(|name| tensor.name.contains(name));
+        let (count, bytes) = self
+            .tensors()
+            .filter(is_part)
+            .fold((0, 0), |(count, bytes), tensor| (count + 1, bytes + tensor.len_bytes));
+        if count > 0 {
+            self.warn("", Warning::Skipped { part, count, bytes });
+        }
+    }
+
     pub(crate) fn warn(&self, path: &str, warning: Warning) {
         let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         let about = warnings.entry(path.to_owned()).or_default();
         if !about.contains(&warning) {
             about.push(warning);
         }
+    }
+
+    pub(crate) fn open_file(&self, file: FileIndex) -> Arc<OpenFile> {
+        Arc::clone(&self.files[file.0 as usize])
     }
 
     pub(crate) fn path_of(&self, file: FileIndex) -> PathBuf {

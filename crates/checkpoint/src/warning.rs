@@ -20,6 +20,15 @@ pub enum Warning {
         /// What the shapes say.
         found: Encoding,
     },
+    /// A part of a multimodal model that is not used.
+    Skipped {
+        /// What it is for: images, sound.
+        part: &'static str,
+        /// How many tensors it has.
+        count: usize,
+        /// What they take in the files.
+        bytes: u64,
+    },
     /// The index lists files that are not in the folder; what is there was opened instead.
     MissingShards {
         /// Their names.
@@ -43,6 +52,10 @@ impl fmt::Display for Warning {
                     Some(scheme) => write!(formatter, "{scheme}"),
                     None => formatter.write_str("not quantised"),
                 }
+            }
+            Warning::Skipped { part, count, bytes } => {
+                let mega = *bytes as f64 / 1e6;
+                write!(formatter, "the {part} part is left out: {count} tensors, {mega:.0} MB")
             }
             Warning::MissingShards { files } => {
                 write!(formatter, "the index lists files that are not there: {}", files.join(", "))

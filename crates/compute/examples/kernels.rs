@@ -48,7 +48,7 @@ fn main() {
                 let row: Arc<[f32]> = (0..cols).map(|i| (i % 17) as f32 - 8.0).collect();
                 let inputs: Vec<Input> =
                     (0..x_rows).map(|_| Input::Embedding(Arc::clone(&row))).collect();
-                let x = step.embed(&weights[0].weight, &inputs);
+                let x = step.embed(&weights[0].weight, &inputs, 1.0);
                 let start = Instant::now();
                 for w in &weights[..used] {
                     let mark = step.mark();

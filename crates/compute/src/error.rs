@@ -37,6 +37,15 @@ pub enum Error {
         /// Bytes there are.
         got: usize,
     },
+    /// A row of a table that is not in memory could not be brought.
+    #[error("row {row} of a table could not be read")]
+    Row {
+        /// Which.
+        row: usize,
+        /// What its source said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The expert bank could not bring an expert.
     #[error("expert {expert} of layer {layer} could not be read")]
     Expert {

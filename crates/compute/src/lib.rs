@@ -19,7 +19,7 @@ pub use cpu::{CpuBackend, CpuStep, Rope, RoutingScheme, Yarn};
 pub use error::{Error, Result};
 pub use step::{
     Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
-    SharedExpert, StateRun, Step, Tape, Tensor,
+    RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
 };
 pub use tally::{Tallied, Tally, Union};
 pub use weight::{Encoding, Float, Matrix, Weight, weight_memory};

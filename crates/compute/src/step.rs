@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::memory::{KvArena, PageId, RecurrentArena, SlotId};
-use crate::{Error, ExpertBank, Rope, RoutingScheme, Weight};
+use crate::{Encoding, Error, ExpertBank, Result, Rope, RoutingScheme, Weight};
 
 /// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,18 @@ impl Linear {
     pub fn bytes(&self) -> usize {
         self.weight.bytes() + self.bias.as_ref().map_or(0, |b| b.len() * 4)
     }
+}
+
+/// A table whose rows are brought when they are wanted.
+pub trait RowSource: Send + Sync + std::fmt::Debug {
+    /// How many there are.
+    fn rows(&self) -> usize;
+    /// Values in each.
+    fn cols(&self) -> usize;
+    /// How they are coded.
+    fn encoding(&self) -> Encoding;
+    /// Codes, scales and biases of a row, one after another.
+    fn read(&self, row: usize, out: &mut [u8]) -> Result<()>;
 }
 
 /// Rows of one sequence in a batch and the pages that hold (or will hold) its keys and values.
@@ -218,8 +230,11 @@ pub trait Step {
     /// For the rest of the step, which may have 64 rows at most then. No value depends on it.
     fn set_trials(&mut self, depths: &[u8]);
 
-    /// Rows of the embedding table.
-    fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor;
+    /// Rows of the embedding table times `scale`; ready embeddings are taken as they are.
+    fn embed(&mut self, table: &Weight, inputs: &[Input], scale: f32) -> Tensor;
+    /// Rows of a table that is not in memory, times `scale`. A row that could not be brought goes on with zeros;
+    /// [`Step::failures`] tells.
+    fn fetch(&mut self, source: &dyn RowSource, rows: &[usize], scale: f32) -> Tensor;
     /// Rows of values from outside, `[values.len() / cols, cols]`.
     fn upload(&mut self, values: &[f32], cols: usize) -> Tensor;
     /// Rows side by side, in order: `[rows, sum of cols]`.
@@ -234,6 +249,10 @@ pub trait Step {
     fn matmul(&mut self, x: Tensor, weights: &[&Linear]) -> Vec<Tensor>;
     /// `into += x`
     fn add(&mut self, into: Tensor, x: Tensor);
+    /// `x *= factor`
+    fn scale(&mut self, x: Tensor, factor: f32);
+    /// `x = cap · tanh(x / cap)`, in place.
+    fn softcap(&mut self, x: Tensor, cap: f32);
     /// Some columns of every row, heads of `stride` apart: [rows, heads · width].
     fn columns(&mut self, x: Tensor, start: usize, width: usize, stride: usize) -> Tensor;
     /// The activation of a gated feed-forward layer.
@@ -249,6 +268,14 @@ pub trait Step {
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        arena: &mut KvArena,
+        runs: &[KvRun<'_>],
+        shape: &AttentionShape<'_>,
+    ) -> Tensor;
+    /// Attends over keys and values that are in the sequences' pages already, those of the rows included.
+    fn attend(
+        &mut self,
+        q: Tensor,
         arena: &mut KvArena,
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
@@ -276,8 +303,15 @@ pub trait Step {
     );
     /// RMS norm of each head of `weight.len()`, times `silu(gate)`.
     fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor;
-    /// Chooses experts for each row of router logits.
-    fn route(&mut self, logits: Tensor, experts_per_row: usize, scheme: RoutingScheme) -> Routing;
+    /// Chooses experts for each row of router logits. A weight is multiplied with its expert's scale, if
+    /// there are scales: `[experts]`.
+    fn route(
+        &mut self,
+        logits: Tensor,
+        experts_per_row: usize,
+        scheme: RoutingScheme,
+        expert_scale: Option<&[f32]>,
+    ) -> Routing;
     /// The routed experts' outputs, weighted and summed in rank order, then the shared expert's. A
     /// row whose expert could not be brought goes on without it; [`Step::failures`] tells.
     fn moe(

@@ -350,12 +350,17 @@ impl<'a> Planner<'a> {
             bytes: self.spec.resident_bytes(),
             note: format!("{} layers", self.spec.layers.len()),
         }];
+        if let Some(per_layer) = &self.spec.per_layer {
+            let (all, row) = (per_layer.table.bytes() as f64 / 1e9, per_layer.row_bytes());
+            let note = format!("{all:.2} GB stay on the disk, {row} bytes a token are read");
+            rows.push(Row { name: "embeddings of layers", bytes: 0, note });
+        }
         if let Some(head) = &options.head {
             let note = format!("{}, {} layer(s)", head.spec.name(), head.spec.stack.len());
             rows.push(Row { name: "draft head", bytes: head.spec.bytes(), note });
         }
         if kv > 0 {
-            let note = match options.pool_tokens {
+            let mut note = match options.pool_tokens {
                 None => format!("{} positions, {per_token} bytes each", options.context),
                 Some(_) => format!(
                     "{} positions for {} sequence(s) of at most {}, {per_token} bytes each",
@@ -364,6 +369,10 @@ impl<'a> Planner<'a> {
                     options.context
                 ),
             };
+            let windows = layout.window_bytes(options.kv);
+            if windows > 0 {
+                note += &format!(", windows of {:.1} MB", windows as f64 / 1e6);
+            }
             rows.push(Row { name: "keys and values", bytes: kv, note });
         }
         if recurrent > 0 {

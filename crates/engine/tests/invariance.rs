@@ -11,7 +11,7 @@ use engine::{Options, Runner};
 use machine::cpu::Isa;
 use model::{Batch, Logits, SegmentKind};
 
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 12] = [
     "qwen3_5_moe-4bit",
     "qwen3_5_moe-f32",
     "qwen3_next-8bit",
@@ -21,6 +21,9 @@ const MODELS: [&str; 9] = [
     "qwen3_moe-nvfp4",
     "gpt_oss-published",
     "gpt_oss-f32",
+    "gemma4-mixed",
+    "gemma4_e-4bit",
+    "gemma3-f32",
 ];
 
 fn options() -> Options {
@@ -78,7 +81,13 @@ fn threads_chunks_and_instruction_sets_do_not_change_a_bit() {
 
 #[test]
 fn the_plain_kernels_agree_with_the_fast_ones() {
-    for model in ["qwen3_5_moe-4bit", "qwen3_moe-nvfp4", "gpt_oss-published", "gpt_oss-f32"] {
+    for model in [
+        "qwen3_5_moe-4bit",
+        "qwen3_moe-nvfp4",
+        "gpt_oss-published",
+        "gpt_oss-f32",
+        "gemma4_e-4bit",
+    ] {
         let prompt = tokens(2, 70);
         let want = plain(&mut runner(model, &options()), &prompt);
         let scalar = Options { isa: Isa::Scalar, ..options() };

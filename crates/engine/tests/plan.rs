@@ -1,8 +1,10 @@
 //! The memory plan: what is resident, how many slots the rest buys, and that advice, once followed, helps.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use checkpoint::Checkpoint;
+use checkpoint::write::{Declaration, SafetensorsWriter};
+use checkpoint::{Checkpoint, Dtype};
 use engine::{Options, Plan, PlanRequest, Runner, Streaming};
 use model::DecoderSpec;
 
@@ -362,5 +364,120 @@ fn a_server_that_streams_leaves_most_to_its_slots() {
         assert!(row(&plan, "keys and values") <= rest / 8 + (1 << 20) || one, "{plan:?}");
         assert!(row(&plan, "prefix cache") <= rest / 8 || plan.options.checkpoints == 4);
         check_mapped(PEBBLE, &plan);
+    }
+}
+
+/// Gemma 4 26B-A4B as `mlx-community` publishes it, as a file of holes: headers and sizes are real, and it takes no
+/// space. Dense layers and routers have `dense_bits`, everything else four, in groups of 64.
+fn published_gemma(folder: &Path, dense_bits: usize) -> DecoderSpec {
+    let (hidden, layers, experts, width) = (2816, 30, 128, 704);
+    let mut tensors = Vec::new();
+    let mut vector = |name: &str, len: usize| {
+        tensors.push(Declaration::new(format!("language_model.model.{name}"), Dtype::BF16, &[len]));
+    };
+    vector("norm.weight", hidden);
+    let mut matrices: Vec<(String, Vec<usize>, usize)> =
+        vec![("embed_tokens".to_owned(), vec![262_144, hidden], 4)];
+    for layer in 0..layers {
+        let global = (layer + 1) % 6 == 0;
+        let (kv_heads, head_dim) = if global { (2, 512) } else { (8, 256) };
+        let path = format!("layers.{layer}");
+        for norm in ["input", "post_attention", "pre_feedforward", "post_feedforward"] {
+            vector(&format!("{path}.{norm}_layernorm.weight"), hidden);
+        }
+        for norm in ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2"] {
+            vector(&format!("{path}.{norm}.weight"), hidden);
+        }
+        vector(&format!("{path}.pre_feedforward_layernorm_2.weight"), hidden);
+        vector(&format!("{path}.layer_scalar"), 1);
+        vector(&format!("{path}.router.scale"), hidden);
+        vector(&format!("{path}.router.per_expert_scale"), experts);
+        for norm in ["q_norm", "k_norm"] {
+            vector(&format!("{path}.self_attn.{norm}.weight"), head_dim);
+        }
+        let mut matrix = |name: &str, shape: &[usize], bits: usize| {
+            matrices.push((format!("{path}.{name}"), shape.to_vec(), bits));
+        };
+        matrix("self_attn.q_proj", &[16 * head_dim, hidden], 4);
+        matrix("self_attn.k_proj", &[kv_heads * head_dim, hidden], 4);
+        if !global {
+            matrix("self_attn.v_proj", &[kv_heads * head_dim, hidden], 4);
+        }
+        matrix("self_attn.o_proj", &[hidden, 16 * head_dim], 4);
+        matrix("mlp.gate_proj", &[2112, hidden], dense_bits);
+        matrix("mlp.up_proj", &[2112, hidden], dense_bits);
+        matrix("mlp.down_proj", &[hidden, 2112], dense_bits);
+        matrix("router.proj", &[experts, hidden], dense_bits);
+        matrix("experts.switch_glu.gate_proj", &[experts, width, hidden], 4);
+        matrix("experts.switch_glu.up_proj", &[experts, width, hidden], 4);
+        matrix("experts.switch_glu.down_proj", &[experts, hidden, width], 4);
+    }
+    for (name, mut shape, bits) in matrices {
+        let last = shape.len() - 1;
+        let columns = shape[last];
+        let mut part = |part: &str, dtype: Dtype, columns: usize| {
+            shape[last] = columns;
+            let name = format!("language_model.model.{name}.{part}");
+            tensors.push(Declaration::new(name, dtype, &shape));
+        };
+        part("weight", Dtype::U32, columns * bits / 32);
+        part("scales", Dtype::BF16, columns / 64);
+        part("biases", Dtype::BF16, columns / 64);
+    }
+    let file = std::fs::File::create(folder.join("model.safetensors")).expect("a file");
+    SafetensorsWriter::new(&file, &tensors, &BTreeMap::new()).expect("a header");
+    let header = file.metadata().expect("a file").len();
+    let bytes = |t: &Declaration| t.dtype.tensor_bytes(&t.shape).expect("a size");
+    file.set_len(header + tensors.iter().map(bytes).sum::<u64>()).expect("a sparse file");
+    let config = r#"{
+        "model_type": "gemma4", "tie_word_embeddings": true, "quantization": { "group_size": 64, "bits": 4 },
+        "text_config": {
+            "model_type": "gemma4_text", "hidden_size": 2816, "num_hidden_layers": 30, "vocab_size": 262144,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2,
+            "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": true, "sliding_window": 1024,
+            "intermediate_size": 2112, "enable_moe_block": true, "num_experts": 128, "top_k_experts": 8,
+            "moe_intermediate_size": 704, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+            "final_logit_softcapping": 30.0, "max_position_embeddings": 262144
+        }
+    }"#;
+    std::fs::write(folder.join("config.json"), config).expect("written");
+    model::arch::spec(&Checkpoint::open(folder).expect("checkpoint")).expect("spec")
+}
+
+#[test]
+fn embeddings_of_layers_stay_on_the_disk() {
+    let spec = spec("testdata/models/gemma4_e-4bit");
+    let per_layer = spec.per_layer.as_ref().expect("per-layer embeddings");
+    let plan = plan(&spec, &request(u64::MAX));
+    let row = plan.rows.iter().find(|row| row.name == "embeddings of layers").expect("a row");
+    assert_eq!(row.bytes, 0);
+    assert!(row.note.ends_with(&format!("{} bytes a token are read", per_layer.row_bytes())));
+    // 256 rows of five layers of 64 values, in four bits with a scale and a bias for each 64.
+    assert_eq!(per_layer.row_bytes(), 5 * (32 + 4));
+    assert_eq!(per_layer.table.bytes(), 256 * per_layer.row_bytes());
+    assert!(spec.bytes_per_token() < spec.resident_bytes() + per_layer.table.bytes());
+}
+
+#[test]
+fn gemma_4_26b_a4b_takes_what_its_shape_says() {
+    let giga = |bytes: u64| (bytes as f64 / 1e7).round() / 100.0;
+    for (dense_bits, resident) in [(8, 1.62), (4, 1.35)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let spec = published_gemma(folder.path(), dense_bits);
+        assert_eq!(giga(spec.expert_bytes()), 12.85);
+        assert_eq!(giga(spec.resident_bytes()), resident);
+        let layout = spec.layout().expect("layout");
+        let format = compute::memory::KvFormat::F16;
+        assert_eq!(layout.kv_bytes_per_token(format), 20_480);
+        assert_eq!(layout.window_bytes(format), 209_715_200);
+        let plan = plan(&spec, &PlanRequest { context: Some(32_768), ..request(24 << 30) });
+        assert!(plan.fits && plan.streaming.is_none());
+        let kv = plan.rows.iter().find(|row| row.name == "keys and values").expect("a row");
+        assert!(kv.note.ends_with("20480 bytes each, windows of 209.7 MB"), "{}", kv.note);
+        // Pages, and the rows of a step, are what it takes besides.
+        let exact = 32_768 * 20_480 + 209_715_200;
+        assert!((exact..exact + 100_000_000).contains(&kv.bytes), "{}", kv.bytes);
+        let (all, active) = spec.parameters();
+        assert_eq!((all / 100_000_000, active / 100_000_000), (252, 38));
     }
 }

@@ -23,6 +23,9 @@ const HYBRID: &str = "testdata/models/qwen3_5_moe-4bit";
 const FULL: &str = "testdata/models/llama-4bit";
 /// A window of 48 positions on every layer.
 const SLIDING: &str = "testdata/models/mistral-4bit";
+/// A window of 40 positions on one layer, none on the other; and with layers that look at others' keys.
+const GEMMA: &str = "testdata/models/gemma4-4bit";
+const GEMMA_E: &str = "testdata/models/gemma4_e-4bit";
 
 fn engine(model: &str, options: &Options) -> Engine {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
@@ -257,7 +260,7 @@ fn any_company(model: &str, seed: u64) -> Load {
 #[test]
 fn company_never_changes_an_answer() {
     let is_long = std::env::var_os("MILLSTREAM_LONG_TESTS").is_some();
-    for model in [PEBBLE, HYBRID, FULL, SLIDING] {
+    for model in [PEBBLE, HYBRID, FULL, SLIDING, GEMMA, GEMMA_E] {
         let (mut preemptions, mut cached) = (0, 0);
         let seeds = if model == PEBBLE { 1 } else { 4 };
         for seed in 0..if is_long { 10 * seeds } else { seeds } {
@@ -304,7 +307,7 @@ fn who_is_preempted_says_the_same() {
 
 #[test]
 fn a_second_turn_does_not_read_the_first_again() {
-    for model in [PEBBLE, HYBRID, FULL, SLIDING] {
+    for model in [PEBBLE, HYBRID, FULL, SLIDING, GEMMA, GEMMA_E] {
         let mut world = World::new(model, &options());
         let first = tokens(1, 2000);
         let (answer, usage) = world.serve(&greedy(first.clone(), 20));
@@ -323,7 +326,7 @@ fn a_second_turn_does_not_read_the_first_again() {
 
 #[test]
 fn a_turn_that_is_told_otherwise_begins_at_the_callers_checkpoint() {
-    for model in [PEBBLE, SLIDING] {
+    for model in [PEBBLE, SLIDING, GEMMA, GEMMA_E] {
         let mut world = World::new(model, &options());
         let first = tokens(1, 2000);
         // Hints that make no sense are left out.
@@ -366,7 +369,7 @@ fn a_model_without_recurrent_layers_shares_to_the_token() {
 
 #[test]
 fn prompts_in_common_are_read_once() {
-    for (model, checkpoints) in [(PEBBLE, 16), (HYBRID, 0), (FULL, 0), (SLIDING, 16)] {
+    for (model, checkpoints) in [(PEBBLE, 16), (HYBRID, 0), (FULL, 0), (SLIDING, 16), (GEMMA, 16)] {
         let mut world = World::new(model, &Options { checkpoints, ..options() });
         let prompt = tokens(1, 1000);
         let choice = |seed| Request {

@@ -227,5 +227,6 @@ fn check(model: &str, slot_counts: &[usize]) {
 fn drafted_rows_change_no_bit_and_the_bank_is_told_who_wants_what() {
     check("testdata/models/qwen3_5_moe-4bit", &[2, 6, 16]);
     check("testdata/models/qwen3_moe-mixed", &[4, 9, 16]);
+    check("testdata/models/gemma4-4bit", &[2, 6, 16]);
     check("models/pebble", &[16, 64, 150]);
 }

@@ -1,13 +1,15 @@
 //! Pieces that architectures share: each finds its tensors below a path and returns a part of a spec.
 
+pub(crate) mod gemma;
+
 use std::sync::Arc;
 
 use compute::{Activation, Rope, RoutingScheme};
 use serde_json::Value;
 
 use crate::spec::{
-    AttentionSpec, DecoderSpec, DeltaSpec, FeedForwardSpec, LayerSpec, LinearSpec, MixerSpec,
-    MoeSpec, SharedSpec, VectorSpec,
+    AttentionSpec, DecoderSpec, DeltaSpec, DenseSpec, FeedForwardSpec, KeyValueSpec, LayerSpec,
+    LinearSpec, MixerSpec, MoeSpec, SharedSpec, VectorSpec,
 };
 use crate::{Error, Result, Tensors, rope};
 
@@ -38,6 +40,26 @@ impl Frame {
         })
     }
 
+    /// Gemma's: the embedding table is the output head too, and published configs leave out what is usual.
+    pub(crate) fn gemma(tensors: &Tensors<'_>, default_vocab: usize) -> Result<Frame> {
+        let config = tensors.checkpoint().config();
+        // Encoders look both ways; `vision` is about the tokens of images.
+        let key = "use_bidirectional_attention";
+        if config.bool(key) == Some(true) || config.str(key) == Some("all") {
+            let (expected, got) = ("a model that looks back only".into(), "all".into());
+            return Err(Error::Config { key, expected, got });
+        }
+        Ok(Frame {
+            hidden: tensors.count("hidden_size")?,
+            layers: tensors.count("num_hidden_layers")?,
+            vocab: config.usize("vocab_size").unwrap_or(default_vocab),
+            eps: config.f64("rms_norm_eps").unwrap_or(1e-6) as f32,
+            context: config.usize("max_position_embeddings").unwrap_or(131_072),
+            tied: config.bool("tie_word_embeddings").unwrap_or(true),
+            norm_plus: 0.0,
+        })
+    }
+
     pub(crate) fn norm(&self, tensors: &Tensors<'_>, path: &str) -> Result<VectorSpec> {
         let vector = tensors.vector(path, &[self.hidden])?;
         Ok(VectorSpec { plus: self.norm_plus, ..vector })
@@ -59,8 +81,20 @@ pub(crate) fn frame(
             mixer,
             post_norm: f.norm(tensors, &format!("{path}.post_attention_layernorm.weight"))?,
             feed_forward,
+            output_norms: None,
+            per_layer: None,
+            scalar: None,
         });
     }
+    decoder(tensors, f, layers)
+}
+
+/// A decoder of these layers, with the tables and the norm that are around them.
+pub(crate) fn decoder(
+    tensors: &Tensors<'_>,
+    f: &Frame,
+    layers: Vec<LayerSpec>,
+) -> Result<DecoderSpec> {
     let head = tensors.head(f.vocab, f.hidden)?;
     if head.is_none() && !f.tied {
         tensors.checkpoint().linear("lm_head", None, f.vocab, f.hidden)?;
@@ -72,9 +106,12 @@ pub(crate) fn frame(
         eps: f.eps,
         context: f.context,
         embed: tensors.linear("embed_tokens", f.vocab, f.hidden)?,
+        embed_scale: 1.0,
+        per_layer: None,
         layers,
         norm: f.norm(tensors, "norm.weight")?,
         head: head.filter(|_| !f.tied),
+        softcap: None,
     })
 }
 
@@ -89,6 +126,22 @@ pub(crate) struct Attention {
     pub(crate) sinks: bool,
     pub(crate) window: Option<usize>,
     pub(crate) rope: Arc<Rope>,
+    /// What scores are multiplied with.
+    pub(crate) scale: f32,
+    pub(crate) values: Values,
+    /// Whether value heads are normed, without weights.
+    pub(crate) norms_values: bool,
+    /// The earlier layer whose keys and values serve.
+    pub(crate) shared: Option<usize>,
+}
+
+/// What values are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// A projection of their own.
+    Projected,
+    /// The projection of the keys.
+    Keys,
 }
 
 impl Attention {
@@ -100,22 +153,19 @@ impl Attention {
             Some(head_dim) => head_dim,
             None => tensors.count("hidden_size")? / heads,
         };
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(Error::Config {
-                key: "num_key_value_heads",
-                expected: format!("a divisor of num_attention_heads = {heads}"),
-                got: kv_heads.to_string(),
-            });
-        }
-        if head_dim == 0 || !head_dim.is_multiple_of(2) {
-            return Err(Error::Config {
-                key: "head_dim",
-                expected: "an even number".into(),
-                got: head_dim.to_string(),
-            });
-        }
+        check_heads(heads, kv_heads, head_dim)?;
         let rope = rope::rope(config, head_dim, default_theta)?;
-        Ok(Attention {
+        Ok(Attention::new(heads, kv_heads, head_dim, rope))
+    }
+
+    /// Plain attention with the usual scale.
+    pub(crate) fn new(
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        rope: Arc<Rope>,
+    ) -> Attention {
+        Attention {
             heads,
             kv_heads,
             head_dim,
@@ -124,7 +174,11 @@ impl Attention {
             sinks: false,
             window: None,
             rope,
-        })
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            values: Values::Projected,
+            norms_values: false,
+            shared: None,
+        }
     }
 
     /// Gives the layer its window, if the config slides there.
@@ -142,6 +196,25 @@ impl Attention {
     }
 }
 
+/// Refuses heads that cannot be: keys serve a whole number of queries, and halves of a head turn together.
+pub(crate) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) -> Result<()> {
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(Error::Config {
+            key: "num_key_value_heads",
+            expected: format!("a divisor of num_attention_heads = {heads}"),
+            got: kv_heads.to_string(),
+        });
+    }
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(Error::Config {
+            key: "head_dim",
+            expected: "an even number".into(),
+            got: head_dim.to_string(),
+        });
+    }
+    Ok(())
+}
+
 /// An attention layer below `path`.
 pub(crate) fn attention(
     tensors: &Tensors<'_>,
@@ -151,30 +224,43 @@ pub(crate) fn attention(
 ) -> Result<MixerSpec> {
     let (q_rows, kv_rows) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
     let q_outputs = if a.gated { 2 * q_rows } else { q_rows };
-    let head_norm = |name: &str| -> Result<VectorSpec> {
+    let head_norm = |name: &str| -> Result<Option<VectorSpec>> {
+        if !a.qk_norm {
+            return Ok(None);
+        }
         let vector = tensors.vector(&format!("{path}.{name}.weight"), &[a.head_dim])?;
-        Ok(VectorSpec { plus: f.norm_plus, ..vector })
+        Ok(Some(VectorSpec { plus: f.norm_plus, ..vector }))
+    };
+    let kv = match a.shared {
+        Some(layer) => KeyValueSpec::Shared { layer },
+        None => KeyValueSpec::Own {
+            k: tensors.linear(&format!("{path}.k_proj"), kv_rows, f.hidden)?,
+            v: match a.values {
+                Values::Projected => {
+                    Some(tensors.linear(&format!("{path}.v_proj"), kv_rows, f.hidden)?)
+                }
+                Values::Keys => None,
+            },
+            k_norm: head_norm("k_norm")?,
+            norms_values: a.norms_values,
+        },
     };
     Ok(MixerSpec::Attention(AttentionSpec {
         heads: a.heads,
         kv_heads: a.kv_heads,
         head_dim: a.head_dim,
         q: tensors.linear(&format!("{path}.q_proj"), q_outputs, f.hidden)?,
-        k: tensors.linear(&format!("{path}.k_proj"), kv_rows, f.hidden)?,
-        v: tensors.linear(&format!("{path}.v_proj"), kv_rows, f.hidden)?,
+        kv,
         o: tensors.linear(&format!("{path}.o_proj"), f.hidden, q_rows)?,
         sinks: match a.sinks {
             true => Some(tensors.vector(&format!("{path}.sinks"), &[a.heads])?),
             false => None,
         },
-        qk_norm: match a.qk_norm {
-            true => Some((head_norm("q_norm")?, head_norm("k_norm")?)),
-            false => None,
-        },
+        q_norm: head_norm("q_norm")?,
         gated: a.gated,
         rope: Arc::clone(&a.rope),
         window: a.window,
-        scale: 1.0 / (a.head_dim as f32).sqrt(),
+        scale: a.scale,
         both_ways: false,
     }))
 }
@@ -272,10 +358,22 @@ pub(crate) fn dense(
     hidden: usize,
     intermediate: usize,
 ) -> Result<FeedForwardSpec> {
-    Ok(FeedForwardSpec::Dense {
+    Ok(FeedForwardSpec::Dense(gated(tensors, path, hidden, intermediate, Activation::SwiGlu)?))
+}
+
+/// One gated layer below `path`.
+pub(crate) fn gated(
+    tensors: &Tensors<'_>,
+    path: &str,
+    hidden: usize,
+    intermediate: usize,
+    activation: Activation,
+) -> Result<DenseSpec> {
+    Ok(DenseSpec {
         gate: tensors.linear(&format!("{path}.gate_proj"), intermediate, hidden)?,
         up: tensors.linear(&format!("{path}.up_proj"), intermediate, hidden)?,
         down: tensors.linear(&format!("{path}.down_proj"), hidden, intermediate)?,
+        activation,
     })
 }
 
@@ -355,6 +453,8 @@ pub(crate) fn moe(
         intermediate: m.intermediate,
         scheme: m.scheme,
         activation: m.activation,
+        expert_scale: None,
+        beside: None,
         shared: m.shared.map(shared).transpose()?,
     }))
 }

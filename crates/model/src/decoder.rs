@@ -1,31 +1,34 @@
 //! The forward pass. Reads top to bottom like the papers: norm, mixer, norm, feed-forward.
 
-use compute::{
-    Activation, AttentionShape, DeltaShape, ExpertBank, Input, KvRun, Linear, Rope, RoutingScheme,
-    SharedExpert, StateRun, Step, Tape, Tensor,
-};
-use state::{Memory, Sequence};
-use std::sync::Arc;
+mod attention;
+mod feed_forward;
+mod per_layer;
 
 use checkpoint::Checkpoint;
+use compute::{DeltaShape, ExpertBank, Input, Linear, StateRun, Step, Tape, Tensor};
+use state::{Memory, Sequence};
 
 use crate::Result;
 use crate::batch::{Batch, Segment};
 use crate::load::{Caching, Loader, Progress};
-use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::spec::{DecoderSpec, LayerSpec, MixerSpec};
 
-/// Rows that a guess of a layer's routing is made from.
-const GUESSED_ROWS: usize = 64;
+pub(crate) use attention::Attention;
+pub(crate) use feed_forward::FeedForward;
+use per_layer::{PerLayer, PerLayerInput};
 
 /// A loaded model, its routed experts excepted: those come from an [`ExpertBank`].
 #[derive(Debug)]
 pub struct Decoder {
     eps: f32,
     embed: Linear,
+    embed_scale: f32,
+    per_layer: Option<PerLayer>,
     layers: Vec<Layer>,
     norm: Vec<f32>,
     /// The embedding table serves if `None`.
     head: Option<Linear>,
+    softcap: Option<f32>,
 }
 
 /// Tensors a forward pass leaves in the step.
@@ -45,30 +48,16 @@ struct Layer {
     mixer: Mixer,
     post_norm: Vec<f32>,
     feed_forward: FeedForward,
+    /// Of what the mixer gives, and of what the feed-forward gives.
+    output_norms: Option<[Vec<f32>; 2]>,
+    per_layer: Option<PerLayerInput>,
+    scalar: Option<f32>,
 }
 
 #[derive(Debug)]
 enum Mixer {
     Attention(Box<Attention>),
     Delta(Box<DeltaNet>),
-}
-
-#[derive(Debug)]
-pub(crate) struct Attention {
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    o: Linear,
-    sinks: Option<Vec<f32>>,
-    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
-    gated: bool,
-    rope: Arc<Rope>,
-    window: Option<usize>,
-    scale: f32,
-    both_ways: bool,
 }
 
 #[derive(Debug)]
@@ -80,35 +69,6 @@ struct DeltaNet {
     out: Linear,
     shape: DeltaShape,
     norm: Vec<f32>,
-}
-
-#[derive(Debug)]
-pub(crate) enum FeedForward {
-    Dense(Box<Dense>),
-    Moe(Box<Moe>),
-}
-
-#[derive(Debug)]
-pub(crate) struct Dense {
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-}
-
-#[derive(Debug)]
-pub(crate) struct Moe {
-    router: Linear,
-    experts_per_token: usize,
-    scheme: RoutingScheme,
-    shared: Option<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-    router: Option<Linear>,
 }
 
 impl Decoder {
@@ -123,9 +83,12 @@ impl Decoder {
         Ok(Decoder {
             eps: spec.eps,
             embed: loader.linear(&spec.embed)?,
+            embed_scale: spec.embed_scale,
+            per_layer: spec.per_layer.as_ref().map(|p| PerLayer::load(&loader, p)).transpose()?,
             layers: spec.layers.iter().map(|l| Layer::load(&loader, l)).collect::<Result<_>>()?,
             norm: loader.vector(&spec.norm)?,
             head: spec.head.as_ref().map(|head| loader.linear(head)).transpose()?,
+            softcap: spec.softcap,
         })
     }
 
@@ -143,11 +106,13 @@ impl Decoder {
     ) -> Output {
         let mut taps = Vec::new();
         let h = self.embed(step, &batch.rows);
+        let per_layer = self.per_layer.as_ref();
+        let per_layer = per_layer.map(|p| p.rows(step, &batch.rows, h, self.eps));
         for (index, layer) in self.layers.iter().enumerate() {
             if let (Some(bank), FeedForward::Moe(moe)) = (bank, &layer.feed_forward)
                 && bank.looks_ahead()
             {
-                self.look_ahead(step, h, index, layer, moe, bank);
+                moe.look_ahead(step, h, &layer.post_norm, self.eps, index, bank);
             }
             let mark = step.mark();
             // What happened before, in attention or recurrent state.
@@ -160,14 +125,30 @@ impl Decoder {
                     d.forward(step, x, self.eps, index, batch, memory, sequences, tape)
                 }
             };
+            if let Some([norm, _]) = &layer.output_norms {
+                step.head_norm(y, norm, self.eps);
+            }
             step.add(h, y);
             step.release(mark);
             // What each token makes of it.
             let mark = step.mark();
             let x = step.norm(h, &layer.post_norm, self.eps);
-            let y = layer.feed_forward.forward(step, x, index, bank);
+            let y = layer.feed_forward.forward(step, h, x, self.eps, index, bank);
+            if let Some([_, norm]) = &layer.output_norms {
+                step.head_norm(y, norm, self.eps);
+            }
             step.add(h, y);
             step.release(mark);
+            // What the token itself has to say to this layer.
+            if let (Some(input), Some(rows)) = (&layer.per_layer, per_layer) {
+                let mark = step.mark();
+                let y = input.forward(step, h, rows, index, self.eps);
+                step.add(h, y);
+                step.release(mark);
+            }
+            if let Some(scalar) = layer.scalar {
+                step.scale(h, scalar);
+            }
             if batch.taps.contains(&index) {
                 let rows: Vec<usize> = (0..batch.rows.len()).collect();
                 taps.push(step.select(h, &rows));
@@ -190,13 +171,17 @@ impl Decoder {
 
     /// Rows of the embedding table, for a draft head that shares it.
     pub(crate) fn embed(&self, step: &mut dyn Step, inputs: &[Input]) -> Tensor {
-        step.embed(&self.embed.weight, inputs)
+        step.embed(&self.embed.weight, inputs, self.embed_scale)
     }
 
     /// Logits of hidden states that are normed already.
     pub(crate) fn logits(&self, step: &mut dyn Step, hidden: Tensor) -> Tensor {
         let head = self.head.as_ref().unwrap_or(&self.embed);
-        step.matmul(hidden, &[head]).remove(0)
+        let logits = step.matmul(hidden, &[head]).remove(0);
+        if let Some(cap) = self.softcap {
+            step.softcap(logits, cap);
+        }
+        logits
     }
 }
 
@@ -230,153 +215,6 @@ impl Decoder {
             step.replay(index, tape, &delta.shape, memory.recurrent_mut(arena), &runs);
         }
     }
-
-    /// Asks a layer's router before its mixer has run: it mostly wants the same, and a bank that reads
-    /// from a disk can begin.
-    fn look_ahead(
-        &self,
-        step: &mut dyn Step,
-        h: Tensor,
-        index: usize,
-        layer: &Layer,
-        moe: &Moe,
-        bank: &dyn ExpertBank,
-    ) {
-        let mark = step.mark();
-        // Some rows of a prompt tell which experts it will surely want.
-        let stride = h.rows().div_ceil(GUESSED_ROWS);
-        let rows: Vec<usize> = (0..h.rows()).step_by(stride).collect();
-        let some = if stride > 1 { step.select(h, &rows) } else { h };
-        let x = step.norm(some, &layer.post_norm, self.eps);
-        let logits = step.matmul(x, &[&moe.router]).remove(0);
-        let routing = step.route(logits, moe.experts_per_token, moe.scheme);
-        step.expect(index, routing, bank);
-        step.release(mark);
-    }
-}
-
-impl Attention {
-    pub(crate) fn forward(
-        &self,
-        step: &mut dyn Step,
-        x: Tensor,
-        eps: f32,
-        layer: usize,
-        batch: &Batch,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
-    ) -> Tensor {
-        // Queries (each head followed by its gate, if gated), keys, values.
-        let projected = step.matmul(x, &[&self.q, &self.k, &self.v]);
-        let (mut q, k, v) = (projected[0], projected[1], projected[2]);
-        let mut gate = None;
-        if self.gated {
-            let both = 2 * self.head_dim;
-            gate = Some(step.columns(q, self.head_dim, self.head_dim, both));
-            q = step.columns(q, 0, self.head_dim, both);
-        }
-        if let Some((q_norm, k_norm)) = &self.qk_norm {
-            step.head_norm(q, q_norm, eps);
-            step.head_norm(k, k_norm, eps);
-        }
-        step.rope(q, self.head_dim, &self.rope, &batch.positions);
-        step.rope(k, self.head_dim, &self.rope, &batch.positions);
-        // Keys and values join the sequences' pages; every row looks at what it may see.
-        let (arena, runs) = kv_runs(layer, batch, sequences);
-        let shape = AttentionShape {
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            scale: self.scale,
-            window: self.window,
-            softcap: None,
-            sinks: self.sinks.as_deref(),
-            both_ways: self.both_ways,
-        };
-        let mut o = step.attention(q, k, v, memory.kv_mut(arena), &runs, &shape);
-        if let Some(gate) = gate {
-            o = step.sigmoid_gate(o, gate);
-        }
-        step.matmul(o, &[&self.o]).remove(0)
-    }
-}
-
-impl Attention {
-    /// What the rows `x` leave in the layer's pages, and nothing else.
-    pub(crate) fn store(
-        &self,
-        step: &mut dyn Step,
-        x: Tensor,
-        eps: f32,
-        layer: usize,
-        batch: &Batch,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
-    ) {
-        let projected = step.matmul(x, &[&self.k, &self.v]);
-        let (k, v) = (projected[0], projected[1]);
-        if let Some((_, k_norm)) = &self.qk_norm {
-            step.head_norm(k, k_norm, eps);
-        }
-        step.rope(k, self.head_dim, &self.rope, &batch.positions);
-        let (arena, runs) = kv_runs(layer, batch, sequences);
-        step.store(k, v, memory.kv_mut(arena), &runs);
-    }
-
-    /// Keys and values that say nothing: every score is zero, and so is what it adds.
-    pub(crate) fn store_nothing(
-        &self,
-        step: &mut dyn Step,
-        layer: usize,
-        batch: &Batch,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
-    ) {
-        let width = self.kv_heads * self.head_dim;
-        let zeros = step.upload(&vec![0.0; batch.positions.len() * width], width);
-        let (arena, runs) = kv_runs(layer, batch, sequences);
-        step.store(zeros, zeros, memory.kv_mut(arena), &runs);
-    }
-
-    pub(crate) fn load(loader: &Loader<'_>, a: &AttentionSpec) -> Result<Attention> {
-        Ok(Attention {
-            heads: a.heads,
-            kv_heads: a.kv_heads,
-            head_dim: a.head_dim,
-            q: loader.linear(&a.q)?,
-            k: loader.linear(&a.k)?,
-            v: loader.linear(&a.v)?,
-            o: loader.linear(&a.o)?,
-            sinks: a.sinks.as_ref().map(|sinks| loader.vector(sinks)).transpose()?,
-            qk_norm: match &a.qk_norm {
-                Some((q, k)) => Some((loader.vector(q)?, loader.vector(k)?)),
-                None => None,
-            },
-            gated: a.gated,
-            rope: Arc::clone(&a.rope),
-            window: a.window,
-            scale: a.scale,
-            both_ways: a.both_ways,
-        })
-    }
-}
-
-/// The arena of a layer, and the pages of each segment's sequence there.
-fn kv_runs<'a>(layer: usize, batch: &Batch, sequences: &[&'a Sequence]) -> (usize, Vec<KvRun<'a>>) {
-    let mut arena = 0;
-    let run = |segment: &Segment| {
-        let table = sequences[segment.sequence].kv(layer);
-        arena = table.arena;
-        KvRun {
-            row: segment.row,
-            count: segment.count,
-            position: batch.positions[segment.row] as usize,
-            pages: table.pages,
-            first_block: table.first_block,
-        }
-    };
-    let runs = batch.segments.iter().map(run).collect();
-    (arena, runs)
 }
 
 impl DeltaNet {
@@ -414,45 +252,25 @@ impl DeltaNet {
     }
 }
 
-impl FeedForward {
-    pub(crate) fn forward(
-        &self,
-        step: &mut dyn Step,
-        x: Tensor,
-        layer: usize,
-        bank: Option<&dyn ExpertBank>,
-    ) -> Tensor {
-        let moe = match self {
-            FeedForward::Dense(dense) => {
-                let projected = step.matmul(x, &[&dense.gate, &dense.up]);
-                let hidden = step.glu(projected[0], projected[1], Activation::SwiGlu);
-                return step.matmul(hidden, &[&dense.down]).remove(0);
-            }
-            FeedForward::Moe(moe) => moe,
-        };
-        // The router's logits, and that of the shared expert's gate.
-        let shared_router = moe.shared.as_ref().and_then(|shared| shared.router.as_ref());
-        let linears: Vec<&Linear> = std::iter::once(&moe.router).chain(shared_router).collect();
-        let logits = step.matmul(x, &linears);
-        let routing = step.route(logits[0], moe.experts_per_token, moe.scheme);
-        let shared = moe.shared.as_ref().map(|shared| SharedExpert {
-            gate_proj: &shared.gate.weight,
-            up_proj: &shared.up.weight,
-            down_proj: &shared.down.weight,
-            gate: logits.get(1).copied(),
-        });
-        let bank = bank.expect("a model with experts is given a bank");
-        step.moe(layer, x, routing, bank, shared)
-    }
-}
-
 impl Layer {
     fn load(loader: &Loader<'_>, spec: &LayerSpec) -> Result<Layer> {
+        let scalar = spec.scalar.as_ref().map(|scalar| loader.vector(scalar)).transpose()?;
         Ok(Layer {
             input_norm: loader.vector(&spec.input_norm)?,
             mixer: Mixer::load(loader, &spec.mixer)?,
             post_norm: loader.vector(&spec.post_norm)?,
             feed_forward: FeedForward::load(loader, &spec.feed_forward)?,
+            output_norms: match &spec.output_norms {
+                Some(norms) => {
+                    Some([loader.vector(&norms.mixer)?, loader.vector(&norms.feed_forward)?])
+                }
+                None => None,
+            },
+            per_layer: match &spec.per_layer {
+                Some(input) => Some(PerLayerInput::load(loader, input)?),
+                None => None,
+            },
+            scalar: scalar.map(|values| values[0]),
         })
     }
 }
@@ -490,32 +308,6 @@ impl Mixer {
                     norm: loader.vector(&d.norm)?,
                 })))
             }
-        }
-    }
-}
-
-impl FeedForward {
-    pub(crate) fn load(loader: &Loader<'_>, spec: &FeedForwardSpec) -> Result<FeedForward> {
-        match spec {
-            FeedForwardSpec::Dense { gate, up, down } => Ok(FeedForward::Dense(Box::new(Dense {
-                gate: loader.linear(gate)?,
-                up: loader.linear(up)?,
-                down: loader.linear(down)?,
-            }))),
-            FeedForwardSpec::Moe(moe) => Ok(FeedForward::Moe(Box::new(Moe {
-                router: loader.linear(&moe.router)?,
-                experts_per_token: moe.experts_per_token,
-                scheme: moe.scheme,
-                shared: match &moe.shared {
-                    Some(shared) => Some(Shared {
-                        gate: loader.linear(&shared.gate)?,
-                        up: loader.linear(&shared.up)?,
-                        down: loader.linear(&shared.down)?,
-                        router: shared.router.as_ref().map(|r| loader.linear(r)).transpose()?,
-                    }),
-                    None => None,
-                },
-            }))),
         }
     }
 }

@@ -25,7 +25,8 @@ pub use head::{
 };
 pub use load::{Caching, Progress, resident_bank};
 pub use spec::{
-    AttentionSpec, DecoderSpec, DeltaSpec, FeedForwardSpec, LayerSpec, LinearSpec, MixerSpec,
-    MoeSpec, SharedSpec, VectorSpec,
+    AttentionSpec, BesideSpec, DecoderSpec, DeltaSpec, DenseSpec, FeedForwardSpec, KeyValueSpec,
+    LayerSpec, LinearSpec, MixerSpec, MoeSpec, OutputNorms, PerLayerInputSpec, PerLayerSpec,
+    SharedSpec, VectorSpec,
 };
 pub use tensors::Tensors;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use checkpoint::{Checkpoint, Dtype, Encoding as Stored, LinearSlice, Projection, Span};
 use compute::{
-    BiasWeight, Encoding, Float, Linear, ResidentBank, ResidentExpert, Weight, weight_memory,
+    BiasWeight, Encoding, Float, Linear, ResidentBank, ResidentExpert, RowSource, Weight,
+    weight_memory,
 };
 
 use crate::Result;
@@ -53,8 +54,8 @@ impl<'a> Loader<'a> {
     /// A vector as f32.
     pub(crate) fn vector(&self, spec: &VectorSpec) -> Result<Vec<f32>> {
         let mut values = self.checkpoint.read_f32(&spec.tensor)?;
-        if spec.plus != 0.0 {
-            values.iter_mut().for_each(|value| *value += spec.plus);
+        if spec.plus != 0.0 || spec.times != 1.0 {
+            values.iter_mut().for_each(|value| *value = (*value + spec.plus) * spec.times);
         }
         self.count(spec.tensor.len_bytes);
         Ok(values)
@@ -70,6 +71,16 @@ impl<'a> Loader<'a> {
         self.read_matrix(&mut memory[..bytes], rows, &spec.slices)?;
         let bias = self.bias(spec)?;
         Ok(Linear { weight: Weight::new(Arc::new(memory), 0, rows, cols, encoding), bias })
+    }
+
+    /// The rows of a matrix, which stays in its file.
+    pub(crate) fn rows(&self, spec: &LinearSpec) -> StoredRows {
+        let matrix = &spec.slices[0];
+        StoredRows {
+            rows: self.checkpoint.rows(matrix),
+            cols: matrix.in_features,
+            encoding: encoding(matrix.encoding),
+        }
     }
 
     fn bias(&self, spec: &LinearSpec) -> Result<Option<Vec<f32>>> {
@@ -108,6 +119,33 @@ impl<'a> Loader<'a> {
     fn count(&self, bytes: u64) {
         let loaded = self.loaded_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         (self.progress)(loaded.min(self.total_bytes), self.total_bytes);
+    }
+}
+
+/// A table that stays in its file.
+#[derive(Debug)]
+pub(crate) struct StoredRows {
+    rows: checkpoint::Rows,
+    cols: usize,
+    encoding: Encoding,
+}
+
+impl RowSource for StoredRows {
+    fn rows(&self) -> usize {
+        self.rows.count()
+    }
+
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    fn read(&self, row: usize, out: &mut [u8]) -> compute::Result<()> {
+        let failed = |source| compute::Error::Row { row, source: Box::new(source) };
+        self.rows.read(row, out).map_err(failed)
     }
 }
 

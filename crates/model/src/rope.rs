@@ -12,6 +12,27 @@ use crate::{Error, Result};
 pub(crate) fn rope(config: &Config, head_dim: usize, default_theta: f64) -> Result<Arc<Rope>> {
     let parameters = config.value("rope_parameters").filter(|v| v.is_object());
     let scaling = parameters.or_else(|| config.value("rope_scaling").filter(|v| v.is_object()));
+    rope_of(config, scaling, head_dim, default_theta)
+}
+
+/// The same where `rope_parameters` has a table for each kind of layer; `None` where it has none for this one.
+pub(crate) fn rope_of_kind(
+    config: &Config,
+    kind: &str,
+    head_dim: usize,
+    default_theta: f64,
+) -> Result<Option<Arc<Rope>>> {
+    let table = config.value(&format!("rope_parameters.{kind}")).filter(|v| v.is_object());
+    table.map(|table| rope_of(config, Some(table), head_dim, default_theta)).transpose()
+}
+
+/// The rotation that a table of parameters describes.
+fn rope_of(
+    config: &Config,
+    scaling: Option<&Value>,
+    head_dim: usize,
+    default_theta: f64,
+) -> Result<Arc<Rope>> {
     let number = |key: &str| scaling.and_then(|s| s.get(key)).and_then(Value::as_f64);
     let theta = number("rope_theta").or_else(|| config.f64("rope_theta")).unwrap_or(default_theta);
     let partial = number("partial_rotary_factor")
@@ -45,6 +66,9 @@ pub(crate) fn rope(config: &Config, head_dim: usize, default_theta: f64) -> Resu
     let rope = match kind {
         "default" | "mrope" => Rope::default_theta(dim, theta),
         "linear" => Rope::linear(dim, theta, required("factor")?),
+        "proportional" => {
+            Rope::proportional(head_dim, theta, partial, number("factor").unwrap_or(1.0))
+        }
         "llama3" => Rope::llama3(
             dim,
             theta,
@@ -72,7 +96,7 @@ pub(crate) fn rope(config: &Config, head_dim: usize, default_theta: f64) -> Resu
         other => {
             return Err(Error::Config {
                 key: "rope_type",
-                expected: "default, linear, llama3 or yarn".into(),
+                expected: "default, linear, llama3, proportional or yarn".into(),
                 got: other.into(),
             });
         }

@@ -26,15 +26,21 @@ pub struct DecoderSpec {
     pub context: usize,
     /// `[vocab, hidden]`
     pub embed: LinearSpec,
+    /// What embeddings are multiplied with.
+    pub embed_scale: f32,
+    /// A second embedding that every layer gets a part of.
+    pub per_layer: Option<PerLayerSpec>,
     /// In order.
     pub layers: Vec<LayerSpec>,
     /// The last norm.
     pub norm: VectorSpec,
     /// The output head; the embedding table if `None`.
     pub head: Option<LinearSpec>,
+    /// Logits are `cap · tanh(logit / cap)`.
+    pub softcap: Option<f32>,
 }
 
-/// Norm, mixer, norm, feed-forward, with a residual around each half.
+/// Norm, mixer, norm, feed-forward, with a residual around each half. What follows is there in some families.
 #[derive(Clone, Debug)]
 pub struct LayerSpec {
     /// Before the mixer.
@@ -45,6 +51,49 @@ pub struct LayerSpec {
     pub post_norm: VectorSpec,
     /// What works on each position alone.
     pub feed_forward: FeedForwardSpec,
+    /// Of what mixer and feed-forward give, before it joins the stream.
+    pub output_norms: Option<OutputNorms>,
+    /// How its part of the per-layer embedding joins the stream.
+    pub per_layer: Option<PerLayerInputSpec>,
+    /// `[1]`: multiplies the stream after the layer.
+    pub scalar: Option<VectorSpec>,
+}
+
+/// Norms of what a layer's halves add to the stream.
+#[derive(Clone, Debug)]
+pub struct OutputNorms {
+    /// Of the mixer's output.
+    pub mixer: VectorSpec,
+    /// Of the feed-forward's output.
+    pub feed_forward: VectorSpec,
+}
+
+/// Per-layer embeddings: a row of `width` values a layer for every token, from a table and from its embedding.
+#[derive(Clone, Debug)]
+pub struct PerLayerSpec {
+    /// Values a layer.
+    pub width: usize,
+    /// `[tokens, layers · width]`: stays on the disk, a row is read when its token comes.
+    pub table: LinearSpec,
+    /// What rows of the table are multiplied with.
+    pub table_scale: f32,
+    /// `[layers · width, hidden]`: of the scaled embedding.
+    pub projection: LinearSpec,
+    /// What the projection is multiplied with before its norm.
+    pub projection_scale: f32,
+    /// `[width]`: of each layer's part of the projection.
+    pub norm: VectorSpec,
+}
+
+/// `stream += norm(projection · (gelu(gate · stream) ⊙ part))`
+#[derive(Clone, Debug)]
+pub struct PerLayerInputSpec {
+    /// `[width, hidden]`
+    pub gate: LinearSpec,
+    /// `[hidden, width]`
+    pub projection: LinearSpec,
+    /// `[hidden]`
+    pub norm: VectorSpec,
 }
 
 /// How a layer mixes positions.
@@ -68,16 +117,14 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Queries; twice as many rows if `gated`: query and gate alternate head by head.
     pub q: LinearSpec,
-    /// Keys.
-    pub k: LinearSpec,
-    /// Values.
-    pub v: LinearSpec,
+    /// Keys and values.
+    pub kv: KeyValueSpec,
     /// Output projection.
     pub o: LinearSpec,
     /// A logit for each head that takes part in the softmax and adds nothing.
     pub sinks: Option<VectorSpec>,
-    /// Norms of each query and key head.
-    pub qk_norm: Option<(VectorSpec, VectorSpec)>,
+    /// Norm of each query head.
+    pub q_norm: Option<VectorSpec>,
     /// Whether the output is multiplied with `sigmoid(gate)`.
     pub gated: bool,
     /// Rotation of queries and keys.
@@ -88,6 +135,28 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Whether rows of a run see those after them too: the block of a draft head.
     pub both_ways: bool,
+}
+
+/// Where the keys and values of an attention layer come from.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a layer; a box would only obscure it")]
+pub enum KeyValueSpec {
+    /// From projections of the layer's own.
+    Own {
+        /// Keys.
+        k: LinearSpec,
+        /// Values; if `None`, they are what the keys are before their norm and rotation.
+        v: Option<LinearSpec>,
+        /// Norm of each key head.
+        k_norm: Option<VectorSpec>,
+        /// Whether each value head is normed, without weights.
+        norms_values: bool,
+    },
+    /// An earlier layer's.
+    Shared {
+        /// Which.
+        layer: usize,
+    },
 }
 
 /// Gated delta net.
@@ -140,16 +209,22 @@ impl DeltaSpec {
 #[allow(clippy::large_enum_variant, reason = "one a layer; a box would only obscure it")]
 pub enum FeedForwardSpec {
     /// One gated layer for all tokens.
-    Dense {
-        /// `[intermediate, hidden]`
-        gate: LinearSpec,
-        /// `[intermediate, hidden]`
-        up: LinearSpec,
-        /// `[hidden, intermediate]`
-        down: LinearSpec,
-    },
+    Dense(DenseSpec),
     /// Routed experts.
     Moe(MoeSpec),
+}
+
+/// One gated layer.
+#[derive(Clone, Debug)]
+pub struct DenseSpec {
+    /// `[intermediate, hidden]`
+    pub gate: LinearSpec,
+    /// `[intermediate, hidden]`
+    pub up: LinearSpec,
+    /// `[hidden, intermediate]`
+    pub down: LinearSpec,
+    /// How gate and up meet.
+    pub activation: Activation,
 }
 
 /// Routed experts, perhaps with a shared one.
@@ -167,8 +242,27 @@ pub struct MoeSpec {
     pub scheme: RoutingScheme,
     /// How gate and up meet.
     pub activation: Activation,
+    /// `[experts]`: multiplies the weights of chosen experts.
+    pub expert_scale: Option<VectorSpec>,
     /// An expert every token uses.
     pub shared: Option<SharedSpec>,
+    /// A dense layer beside the experts.
+    pub beside: Option<BesideSpec>,
+}
+
+/// A dense layer beside routed experts. Each side has norms of its own, and the router reads the stream itself.
+#[derive(Clone, Debug)]
+pub struct BesideSpec {
+    /// Reads what the layer's norm gives.
+    pub dense: DenseSpec,
+    /// Of the dense layer's output.
+    pub dense_norm: VectorSpec,
+    /// Of the stream, for the router.
+    pub router_norm: VectorSpec,
+    /// Of the stream, for the experts.
+    pub expert_input_norm: VectorSpec,
+    /// Of the experts' output.
+    pub expert_norm: VectorSpec,
 }
 
 /// The expert every token uses.
@@ -207,13 +301,15 @@ impl LinearSpec {
     }
 }
 
-/// A vector that is loaded as f32; `plus` is added to each value.
+/// A vector that is loaded as f32: each value is `(stored + plus) · times`.
 #[derive(Clone, Debug)]
 pub struct VectorSpec {
     /// Where it lies.
     pub tensor: Tensor,
     /// 1 for norms stored minus one.
     pub plus: f32,
+    /// A factor that a family multiplies with.
+    pub times: f32,
 }
 
 impl MoeSpec {
@@ -242,9 +338,7 @@ impl DecoderSpec {
     /// What a sequence remembers, layer by layer.
     pub fn layout(&self) -> Result<Layout> {
         let kind = |layer: &LayerSpec| match &layer.mixer {
-            MixerSpec::Attention(a) => {
-                LayerKind::Kv { kv_heads: a.kv_heads, head_dim: a.head_dim, window: a.window }
-            }
+            MixerSpec::Attention(a) => a.layer_kind(),
             MixerSpec::Delta(d) => LayerKind::Recurrent { floats: d.state_floats() },
         };
         Ok(Layout::new(self.layers.iter().map(kind).collect())?)
@@ -254,7 +348,7 @@ impl DecoderSpec {
     pub fn moe_layers(&self) -> impl Iterator<Item = (usize, &MoeSpec)> {
         self.layers.iter().enumerate().filter_map(|(index, layer)| match &layer.feed_forward {
             FeedForwardSpec::Moe(moe) => Some((index, moe)),
-            FeedForwardSpec::Dense { .. } => None,
+            FeedForwardSpec::Dense(_) => None,
         })
     }
 
@@ -263,10 +357,12 @@ impl DecoderSpec {
         self.moe_layers().map(|(_, moe)| moe.experts.bytes()).sum()
     }
 
-    /// Bytes of everything every token needs: all weights but the routed experts.
+    /// Bytes of everything every token needs: all weights but the routed experts and the rows of per-layer embeddings.
     pub fn resident_bytes(&self) -> u64 {
         let own = self.embed.bytes() + vector(&self.norm);
-        own + self.head.as_ref().map_or(0, LinearSpec::bytes)
+        let per_layer = self.per_layer.as_ref().map_or(0, PerLayerSpec::every_token);
+        own + per_layer
+            + self.head.as_ref().map_or(0, LinearSpec::bytes)
             + self.layers.iter().map(LayerSpec::resident_bytes).sum::<u64>()
     }
 
@@ -275,11 +371,12 @@ impl DecoderSpec {
         let head = self.head.as_ref().unwrap_or(&self.embed).bytes();
         let row = self.embed.bytes() / self.vocab.max(1) as u64;
         let layers: u64 = self.layers.iter().map(LayerSpec::resident_bytes).sum();
+        let per_layer = self.per_layer.as_ref().map_or(0, |p| p.row_bytes() + p.every_token());
         let experts: u64 = self
             .moe_layers()
             .map(|(_, moe)| moe.experts.bytes_per_expert() * moe.experts_per_token as u64)
             .sum();
-        head + row + vector(&self.norm) + layers + experts
+        head + row + vector(&self.norm) + per_layer + layers + experts
     }
 
     /// Parameters in all, and those one token uses.
@@ -290,6 +387,11 @@ impl DecoderSpec {
         let (mut all, mut active) = (0, 0);
         all += linear(&self.embed) + self.head.as_ref().map_or(0, linear);
         active += linear(self.head.as_ref().unwrap_or(&self.embed));
+        if let Some(per_layer) = &self.per_layer {
+            // Of the table a token uses a row.
+            all += linear(&per_layer.table) + linear(&per_layer.projection);
+            active += linear(&per_layer.projection);
+        }
         for layer in &self.layers {
             let dense: u64 = layer.linears().iter().map(|l| linear(l)).sum();
             all += dense;
@@ -307,13 +409,17 @@ impl DecoderSpec {
     /// that live together in the widest half of a layer.
     pub fn activation_floats(&self) -> usize {
         let layer = |layer: &LayerSpec| layer.activation_floats(self.hidden);
+        // The per-layer embedding is there throughout; while it is made, once more.
+        let embedding = self.per_layer.as_ref().map_or(0, |p| p.projection.rows());
+        let widest = self.layers.iter().map(layer).max().unwrap_or(0).max(embedding);
         // Besides: the stream itself, the normed input and the output; each tensor starts on a line.
-        self.layers.iter().map(layer).max().unwrap_or(0) + 3 * self.hidden + 16 * 16
+        embedding + widest + 3 * self.hidden + 16 * 16
     }
 
     /// Bytes of quantised copies of the activations that one row needs at most.
     pub fn quantised_bytes(&self) -> usize {
-        let inputs = self.layers.iter().flat_map(LayerSpec::linears);
+        let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.projection);
+        let inputs = self.layers.iter().flat_map(LayerSpec::linears).chain(per_layer);
         let widest = inputs.map(|linear| linear.slices[0].in_features).max().unwrap_or(0);
         // Integers, two planes of bytes in two orders, scales and sums: six and a half bytes a value; tiles
         // take two and a half. One copy for projections, one for experts.
@@ -325,19 +431,50 @@ impl LayerSpec {
     /// Its weight matrices, routed experts excepted.
     pub fn linears(&self) -> Vec<&LinearSpec> {
         let mut all = match &self.mixer {
-            MixerSpec::Attention(a) => vec![&a.q, &a.k, &a.v, &a.o],
+            MixerSpec::Attention(a) => {
+                let (k, v) = a.kv.linears();
+                [Some(&a.q), k, v, Some(&a.o)].into_iter().flatten().collect()
+            }
             MixerSpec::Delta(d) => vec![&d.qkv, &d.z, &d.b, &d.a, &d.out],
         };
         match &self.feed_forward {
-            FeedForwardSpec::Dense { gate, up, down } => all.extend([gate, up, down]),
+            FeedForwardSpec::Dense(dense) => all.extend(dense.linears()),
             FeedForwardSpec::Moe(moe) => {
                 all.push(&moe.router);
+                all.extend(moe.beside.iter().flat_map(|beside| beside.dense.linears()));
                 if let Some(shared) = &moe.shared {
                     all.extend([&shared.gate, &shared.up, &shared.down]);
                     all.extend(&shared.router);
                 }
             }
         }
+        all.extend(self.per_layer.iter().flat_map(|p| [&p.gate, &p.projection]));
+        all
+    }
+
+    /// Its vectors: norms, scales and the like.
+    fn vectors(&self) -> Vec<&VectorSpec> {
+        let mut all = vec![&self.input_norm, &self.post_norm];
+        match &self.mixer {
+            MixerSpec::Attention(a) => {
+                all.extend(&a.q_norm);
+                if let KeyValueSpec::Own { k_norm, .. } = &a.kv {
+                    all.extend(k_norm);
+                }
+            }
+            MixerSpec::Delta(d) => all.extend([&d.conv, &d.a_log, &d.dt_bias, &d.norm]),
+        }
+        if let FeedForwardSpec::Moe(moe) = &self.feed_forward {
+            all.extend(&moe.expert_scale);
+            all.extend(moe.beside.iter().flat_map(|beside| {
+                let BesideSpec { dense_norm, router_norm, expert_input_norm, expert_norm, .. } =
+                    beside;
+                [dense_norm, router_norm, expert_input_norm, expert_norm]
+            }));
+        }
+        all.extend(self.output_norms.iter().flat_map(|norms| [&norms.mixer, &norms.feed_forward]));
+        all.extend(self.per_layer.iter().map(|per_layer| &per_layer.norm));
+        all.extend(&self.scalar);
         all
     }
 
@@ -348,7 +485,9 @@ impl LayerSpec {
                 let (q, inner) = (a.q.rows(), a.heads * a.head_dim);
                 // Queries and gates are split; heads come out, and again times their gates.
                 let split = if a.gated { q + inner } else { 0 };
-                q + a.k.rows() + a.v.rows() + split + inner
+                let (k, v) = a.kv.linears();
+                let k = k.map_or(0, LinearSpec::rows);
+                q + k + v.map_or(k, LinearSpec::rows) + split + inner
             }
             MixerSpec::Delta(d) => {
                 let projected = d.qkv.rows() + d.z.rows() + d.a.rows() + d.b.rows();
@@ -358,26 +497,68 @@ impl LayerSpec {
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardSpec::Moe(moe) => {
-                moe.router.rows() + 1 + (moe.experts_per_token + 1) * hidden
+                let own = moe.router.rows() + 1 + (moe.experts_per_token + 1) * hidden;
+                // The dense layer with its output, the router's input and the experts'.
+                let beside =
+                    |beside: &BesideSpec| own + beside.dense.activation_floats() + 3 * hidden;
+                moe.beside.as_ref().map_or(own, beside)
             }
-            FeedForwardSpec::Dense { gate, .. } => 3 * gate.rows(),
+            FeedForwardSpec::Dense(dense) => dense.activation_floats(),
         };
-        mixer.max(feed_forward)
+        let per_layer = self.per_layer.as_ref().map_or(0, |p| 3 * p.gate.rows());
+        mixer.max(feed_forward).max(per_layer)
     }
 
     /// Bytes of all but the routed experts.
     pub fn resident_bytes(&self) -> u64 {
         let linears: u64 = self.linears().iter().map(|l| l.bytes()).sum();
-        let vectors = match &self.mixer {
-            MixerSpec::Attention(a) => {
-                a.qk_norm.as_ref().map_or(0, |(q, k)| vector(q) + vector(k))
-                    + a.sinks.as_ref().map_or(0, vector)
+        linears + self.vectors().into_iter().map(vector).sum::<u64>()
+    }
+}
+
+impl AttentionSpec {
+    /// What the layer keeps of a sequence.
+    pub(crate) fn layer_kind(&self) -> LayerKind {
+        match self.kv {
+            KeyValueSpec::Own { .. } => {
+                let AttentionSpec { kv_heads, head_dim, window, .. } = *self;
+                LayerKind::Kv { kv_heads, head_dim, window }
             }
-            MixerSpec::Delta(d) => {
-                vector(&d.conv) + vector(&d.a_log) + vector(&d.dt_bias) + vector(&d.norm)
-            }
-        };
-        linears + vectors + vector(&self.input_norm) + vector(&self.post_norm)
+            KeyValueSpec::Shared { layer } => LayerKind::Shared(layer),
+        }
+    }
+}
+
+impl KeyValueSpec {
+    /// The projections of keys and of values, as far as there are such.
+    pub fn linears(&self) -> (Option<&LinearSpec>, Option<&LinearSpec>) {
+        match self {
+            KeyValueSpec::Own { k, v, .. } => (Some(k), v.as_ref()),
+            KeyValueSpec::Shared { .. } => (None, None),
+        }
+    }
+}
+
+impl DenseSpec {
+    fn linears(&self) -> [&LinearSpec; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+
+    /// Gate, up, and what they make.
+    fn activation_floats(&self) -> usize {
+        3 * self.gate.rows()
+    }
+}
+
+impl PerLayerSpec {
+    /// Bytes of the table's row of a token.
+    pub fn row_bytes(&self) -> u64 {
+        self.table.bytes() / self.table.rows().max(1) as u64
+    }
+
+    /// Bytes that every token reads, its row of the table excepted.
+    fn every_token(&self) -> u64 {
+        self.projection.bytes() + vector(&self.norm)
     }
 }
 

@@ -76,10 +76,15 @@ impl<'a> Tensors<'a> {
         Ok(None)
     }
 
+    /// Whether there is such a tensor.
+    pub fn has_tensor(&self, path: &str) -> bool {
+        self.checkpoint.tensor(&self.name(path)).is_some()
+    }
+
     /// A vector of the given shape.
     pub fn vector(&self, path: &str, shape: &[usize]) -> Result<VectorSpec> {
         let tensor = self.checkpoint.require(&self.name(path), shape)?.clone();
-        Ok(VectorSpec { tensor, plus: 0.0 })
+        Ok(VectorSpec { tensor, plus: 0.0, times: 1.0 })
     }
 
     /// A tensor of any of several shapes.

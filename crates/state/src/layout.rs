@@ -106,6 +106,17 @@ impl Layout {
         self.sum_pages(format, |window| usize::from(window.is_none())) / BLOCK
     }
 
+    /// Bytes of the windows of the sliding layers of one sequence: what they look at, without what pages round up.
+    pub fn window_bytes(&self, format: KvFormat) -> usize {
+        self.0.iter().fold(0, |sum, kind| match *kind {
+            LayerKind::Kv { kv_heads, head_dim, window: Some(window) } => {
+                let position = page_bytes(format, kv_heads, head_dim) / BLOCK;
+                sum.saturating_add(position.saturating_mul(window))
+            }
+            LayerKind::Kv { .. } | LayerKind::Recurrent { .. } | LayerKind::Shared(_) => sum,
+        })
+    }
+
     /// Bytes of the recurrent states of one sequence (or one checkpoint).
     pub fn recurrent_bytes(&self) -> usize {
         self.0.iter().fold(0, |sum, kind| match *kind {
@@ -190,6 +201,7 @@ mod tests {
         assert_eq!(bytes(64), 64 * (8192 + 4096));
         assert_eq!(bytes(1 << 20) - bytes(1 << 19), (1 << 19) * 4096);
         assert_eq!(layout.kv_bytes_per_token(KvFormat::F16), 4096);
+        assert_eq!(layout.window_bytes(KvFormat::F16), 1024 * 8192);
         assert_eq!(layout.recurrent_bytes(), 0);
         assert!(!layout.is_recurrent() && !layout.is_rewindable());
         assert!(Layout::new(vec![full(2, 512), LayerKind::Shared(0)]).unwrap().is_rewindable());

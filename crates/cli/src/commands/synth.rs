@@ -82,11 +82,11 @@ impl Request {
         if !shape.hidden.is_multiple_of(values.group) {
             return Err(Error::GroupOf { name: shape.name, got: values.group });
         }
-        if format == Format::Gguf && shape.family == shape::Family::GptOss {
-            return Err(Error::NoGguf { name: shape.name });
-        }
         if values.router == Router::Tuned && !shape.has_experts() {
             return Err(Error::NoRouter { name: shape.name });
+        }
+        if format == Format::Gguf && matches!(shape.family, Family::GptOss | Family::Gemma4) {
+            return Err(Error::NoGguf { name: shape.name });
         }
         let threads = machine::cpu::core_count();
         Ok(Request { shape, layers, values, format, out, force: false, threads })
@@ -175,8 +175,8 @@ impl Error {
             }
             Error::Group { .. } => Some("the groups are 32, 64 and 128".to_owned()),
             Error::GroupOf { .. } => Some("--group 32 fits every shape".to_owned()),
-            Error::NoGguf { .. } => Some("an MLX folder is possible".to_owned()),
             Error::NoRouter { .. } => Some("a tuned router is for models with experts".to_owned()),
+            Error::NoGguf { .. } => Some("--format mlx writes it".to_owned()),
             Error::Exists { .. } => Some("--force replaces it".to_owned()),
             Error::IsFolder { path } => {
                 let file = path.join("model.gguf");

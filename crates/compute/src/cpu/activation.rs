@@ -117,6 +117,18 @@ fn scale_assign_body(out: &mut [f32], scale: f32) {
 }
 
 versions! {
+    /// `out = cap * tanh(out / cap)`: bounds logits.
+    pub(crate) fn softcap_assign(out: &mut [f32], cap: f32) = softcap_assign_body
+}
+
+#[inline(always)]
+fn softcap_assign_body(out: &mut [f32], cap: f32) {
+    for y in out {
+        *y = cap * tanh(*y / cap);
+    }
+}
+
+versions! {
     /// `out = fma(weight, x, out)`: one expert's weighted output.
     pub(crate) fn scale_add(out: &mut [f32], x: &[f32], weight: f32) = scale_add_body
 }
@@ -247,6 +259,13 @@ mod tests {
                 scale_add(isa, out, b, 0.3);
             },
             |a, b| (a + b) * 3.0 + f64::from(0.3f32) * b,
+        );
+        check(
+            |isa, a, _, out| {
+                out.copy_from_slice(a);
+                softcap_assign(isa, out, 5.0);
+            },
+            |a, _| 5.0 * (a / 5.0).tanh(),
         );
     }
 

@@ -63,21 +63,17 @@ pub(crate) fn store(
     }
 }
 
-/// Appends `k` and `v` and attends: `out` [rows, heads · head_dim].
-pub(crate) fn attention(
+/// Attends over what the pages hold: `out` [rows, heads · head_dim].
+pub(crate) fn attend(
     isa: Isa,
     pool: &mut Pool,
     partials: &mut Vec<f32>,
     q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    arena: &mut KvArena,
+    arena: &KvArena,
     runs: &[KvRun<'_>],
     shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
-    store(pool, k, v, shape.kv_heads * shape.head_dim, arena, runs);
-
     let group = shape.heads / shape.kv_heads;
     let stride = shape.heads * shape.head_dim;
     let inner = attention::AttentionShape {
@@ -118,7 +114,6 @@ pub(crate) fn attention(
     // Later rows look at more keys: the longest tasks first.
     tasks.reverse();
     partials.resize(partials.len().max(partial_count), 0.0);
-    let arena = &*arena;
     let (out_start, partial_start) =
         (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
     pool.run(tasks.len(), &|i| {

@@ -1,6 +1,8 @@
 //! The CPU backend: operations run at once, on the pool, over one activation arena.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use machine::cpu::Isa;
 use machine::pages::Pages;
@@ -14,9 +16,14 @@ use crate::bank::{Expert, ExpertBank, Trial};
 use crate::memory::{KvArena, RecurrentArena};
 use crate::step::{
     Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark,
-    Routing, RowFailure, SharedExpert, StateRun, Step, Tape, Tensor,
+    Routing, RowFailure, RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
 };
-use crate::{Error, Result, Rope, Weight};
+use crate::{Error, Matrix, Result, Rope, Weight};
+
+thread_local! {
+    /// A row on its way from its source.
+    static ROW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Tensors start on a cache line.
 const ALIGN_FLOATS: usize = 16;
@@ -220,12 +227,43 @@ impl Step for CpuStep<'_> {
         }
     }
 
-    fn embed(&mut self, table: &Weight, inputs: &[Input]) -> Tensor {
+    fn embed(&mut self, table: &Weight, inputs: &[Input], scale: f32) -> Tensor {
         let (isa, view) = (self.backend.isa, table.view());
         self.fill_rows(inputs.len(), view.cols, |row, out| match &inputs[row] {
-            Input::Token(id) => dense::dequantise_row(isa, &view, *id as usize, out),
+            Input::Token(id) => {
+                dense::dequantise_row(isa, &view, *id as usize, out);
+                if scale != 1.0 {
+                    activation::scale_assign(isa, out, scale);
+                }
+            }
             Input::Embedding(values) => out.copy_from_slice(values),
         })
+    }
+
+    fn fetch(&mut self, source: &dyn RowSource, rows: &[usize], scale: f32) -> Tensor {
+        let isa = self.backend.isa;
+        let (cols, encoding) = (source.cols(), source.encoding());
+        let failed = Mutex::new(Vec::new());
+        let out = self.fill_rows(rows.len(), cols, |index, out| {
+            ROW.with_borrow_mut(|bytes| {
+                bytes.resize(encoding.matrix_bytes(1, cols), 0);
+                if let Err(error) = source.read(rows[index], bytes) {
+                    out.fill(0.0);
+                    let failure = RowFailure { row: index, error: Arc::new(error) };
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+                    return;
+                }
+                let (codes, rest) = bytes.split_at(encoding.row_bytes(cols));
+                let (scales, biases) = rest.split_at(encoding.scale_bytes(cols));
+                let row = Matrix { rows: 1, cols, encoding, codes, scales, biases };
+                dense::dequantise_row(isa, &row, 0, out);
+                activation::scale_assign(isa, out, scale);
+            });
+        });
+        let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        failed.sort_by_key(|failure| failure.row);
+        self.backend.failures.extend(failed);
+        out
     }
 
     fn upload(&mut self, values: &[f32], cols: usize) -> Tensor {
@@ -297,6 +335,16 @@ impl Step for CpuStep<'_> {
         });
     }
 
+    fn scale(&mut self, x: Tensor, factor: f32) {
+        let isa = self.backend.isa;
+        self.update_rows(x, |_, row| activation::scale_assign(isa, row, factor));
+    }
+
+    fn softcap(&mut self, x: Tensor, cap: f32) {
+        let isa = self.backend.isa;
+        self.update_rows(x, |_, row| activation::softcap_assign(isa, row, cap));
+    }
+
     fn columns(&mut self, x: Tensor, start: usize, width: usize, stride: usize) -> Tensor {
         let from = self.view(x).read();
         self.fill_rows(x.rows, x.cols / stride * width, |row, out| {
@@ -340,12 +388,22 @@ impl Step for CpuStep<'_> {
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor {
+        self.store(k, v, arena, runs);
+        self.attend(q, arena, runs, shape)
+    }
+
+    fn attend(
+        &mut self,
+        q: Tensor,
+        arena: &mut KvArena,
+        runs: &[KvRun<'_>],
+        shape: &AttentionShape<'_>,
+    ) -> Tensor {
         let out = self.new_tensor(q.rows, q.cols);
-        let to = self.view(out).write();
-        let (q, k, v) = (self.view(q).read(), self.view(k).read(), self.view(v).read());
+        let (q, to) = (self.view(q).read(), self.view(out).write());
         let backend = &mut *self.backend;
         let partials = &mut backend.partials;
-        mixer::attention(backend.isa, &mut backend.pool, partials, q, k, v, arena, runs, shape, to);
+        mixer::attend(backend.isa, &mut backend.pool, partials, q, arena, runs, shape, to);
         out
     }
 
@@ -404,7 +462,13 @@ impl Step for CpuStep<'_> {
         })
     }
 
-    fn route(&mut self, logits: Tensor, experts_per_row: usize, scheme: RoutingScheme) -> Routing {
+    fn route(
+        &mut self,
+        logits: Tensor,
+        experts_per_row: usize,
+        scheme: RoutingScheme,
+        expert_scale: Option<&[f32]>,
+    ) -> Routing {
         let from = self.view(logits).read();
         let isa = self.backend.isa;
         let pairs = logits.rows * experts_per_row;
@@ -423,6 +487,9 @@ impl Step for CpuStep<'_> {
                 )
             };
             top_k(isa, &from[row * logits.cols..][..logits.cols], scheme, ids, weights);
+            if let Some(scale) = expert_scale {
+                ids.iter().zip(weights).for_each(|(&id, weight)| *weight *= scale[id as usize]);
+            }
         });
         self.backend.routing = table;
         Routing { experts_per_row }

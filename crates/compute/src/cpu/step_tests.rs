@@ -1,6 +1,6 @@
 //! Operations of draft heads, through the step as a model calls them.
 
-use super::super::activation::testing::{Random, assert_close};
+use super::super::activation::testing::{Random, assert_close, assert_same_bits};
 use super::*;
 use crate::memory::{KvFormat, PageId};
 
@@ -95,10 +95,14 @@ fn check(context: usize, count: usize, both_ways: bool, window: Option<usize>) {
     let queries = step.upload(&q.concat(), HEADS * DIM);
     let runs = [run(0, count, context, 0), run(count, count - 1, context - 1, 1)];
     let out = step.attention(queries, keys, values, &mut arena, &runs, &shape);
+    // A layer that shares these keys and values writes nothing and sees the same.
+    let again = step.attend(queries, &mut arena, &runs, &shape);
     let fence = step.submit();
     let want: Vec<f64> =
         (0..2).flat_map(|s| reference(&q[s], &k[s], &v[s], contexts[s], &shape)).collect();
-    assert_close(step.read(&fence, out), &want, 3e-6);
+    let got = step.read(&fence, out).to_vec();
+    assert_close(&got, &want, 3e-6);
+    assert_same_bits(step.read(&fence, again), &got);
 }
 
 #[test]
@@ -141,4 +145,74 @@ fn rows_are_put_side_by_side() {
     assert_eq!((c.rows(), c.cols()), (2, 3));
     let fence = step.submit();
     assert_eq!(step.read(&fence, c), [5.0, 1.0, 2.0, 6.0, 3.0, 4.0]);
+}
+
+#[test]
+fn embeddings_are_scaled_and_ready_ones_are_not() {
+    let mut backend = backend();
+    let bytes: Vec<u8> = (0..8).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let encoding = crate::Encoding::Dense(crate::Float::F32);
+    let matrix = crate::Matrix::new(4, 2, encoding, &bytes, &[], &[]).unwrap();
+    let table = Weight::from_parts(matrix).unwrap();
+    let mut step = backend.begin();
+    let inputs = [Input::Token(3), Input::Embedding(vec![1.0, -1.0].into()), Input::Token(1)];
+    let x = step.embed(&table, &inputs, 3.0);
+    let y = step.select(x, &[0, 2]);
+    step.scale(y, -0.5);
+    let fence = step.submit();
+    assert_eq!(step.read(&fence, x), [18.0, 21.0, 1.0, -1.0, 6.0, 9.0]);
+    assert_eq!(step.read(&fence, y), [-9.0, -10.5, -3.0, -4.5]);
+}
+
+#[test]
+fn weights_are_multiplied_with_their_experts_scale() {
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let logits = step.upload(&[0.0, 2.0, 1.0, 2.0, 5.0, 2.0, 5.0, 2.0], 4);
+    step.route(logits, 2, RoutingScheme::TopKThenSoftmax, Some(&[1.0, 2.0, 3.0, 4.0]));
+    assert_eq!(backend.routing.ids, [1, 3, 0, 2]);
+    assert_eq!(backend.routing.weights, [1.0, 2.0, 0.5, 1.5]);
+}
+
+/// Two values a row, its number and twice that; row 5 is broken.
+#[derive(Debug)]
+struct Counted;
+
+impl RowSource for Counted {
+    fn rows(&self) -> usize {
+        100
+    }
+
+    fn cols(&self) -> usize {
+        2
+    }
+
+    fn encoding(&self) -> crate::Encoding {
+        crate::Encoding::Dense(crate::Float::F32)
+    }
+
+    fn read(&self, row: usize, out: &mut [u8]) -> Result<()> {
+        if row == 5 {
+            return Err(Error::Row { row, source: "gone".into() });
+        }
+        out[..4].copy_from_slice(&(row as f32).to_le_bytes());
+        out[4..].copy_from_slice(&(2.0 * row as f32).to_le_bytes());
+        Ok(())
+    }
+}
+
+#[test]
+fn rows_are_fetched_and_a_broken_one_fails_its_row_alone() {
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let rows: Vec<usize> = (0..40).map(|i| (i * 7) % 19).collect();
+    let x = step.fetch(&Counted, &rows, 0.5);
+    let failures = step.failures();
+    let broken: Vec<usize> = (0..40).filter(|&i| rows[i] == 5).collect();
+    assert_eq!(failures.iter().map(|failure| failure.row).collect::<Vec<_>>(), broken);
+    let fence = step.submit();
+    for (values, row) in step.read(&fence, x).chunks_exact(2).zip(rows) {
+        let row = if row == 5 { 0.0 } else { row as f32 };
+        assert_eq!(values, [row / 2.0, row]);
+    }
 }

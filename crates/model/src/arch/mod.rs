@@ -1,5 +1,7 @@
 //! One file per `model_type`. Each has `spec(tensors) -> DecoderSpec` and little else.
 
+pub mod gemma3;
+pub mod gemma4;
 pub mod gpt_oss;
 pub mod llama;
 pub mod mistral;
@@ -19,6 +21,8 @@ type SpecOf = fn(&Tensors<'_>) -> Result<DecoderSpec>;
 
 /// The architectures there are.
 pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
+    ("gemma3", gemma3::spec),
+    ("gemma4", gemma4::spec),
     ("gpt_oss", gpt_oss::spec),
     ("llama", llama::spec),
     ("mistral", mistral::spec),
@@ -31,7 +35,22 @@ pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
     ("qwen3_next", qwen3_next::spec),
 ];
 
-/// What the model in a checkpoint is made of.
+/// What multimodal checkpoints have besides the decoder, and what its tensors are called.
+const PARTS: [(&str, &[&str]); 2] = [
+    (
+        "vision",
+        &[
+            "vision_tower.",
+            "visual.",
+            "embed_vision.",
+            "vision_embedder.",
+            "multi_modal_projector.",
+        ],
+    ),
+    ("audio", &["audio_tower.", "embed_audio."]),
+];
+
+/// What the model in a checkpoint is made of. Parts that read images or sound are left out, with a warning.
 pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
     if checkpoint.config().value("dflash_config").is_some() {
         return Err(Error::DraftAlone);
@@ -44,5 +63,8 @@ pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
             supported: names.join(", "),
         });
     };
+    for (part, names) in PARTS {
+        checkpoint.skip(part, names);
+    }
     spec(&Tensors::new(checkpoint)?)
 }

@@ -26,7 +26,7 @@ const RELATIVES: [(&str, &str); 5] = [
     ("confidence_head.", "DSpark"),
 ];
 
-/// Keys of drafts for models that scale embeddings or logits, which no supported target does.
+/// Keys of drafts that scale embeddings or logits in a way of their own, which is not done here.
 const SCALES: [&str; 3] = ["input_embedding_scale", "output_multiplier", "final_logit_softcapping"];
 
 impl HeadSpec {
@@ -79,6 +79,9 @@ impl HeadSpec {
                 post_norm: frame
                     .norm(&tensors, &format!("{path}.post_attention_layernorm.weight"))?,
                 feed_forward: dense(&tensors, &format!("{path}.mlp"), frame.hidden, intermediate)?,
+                output_norms: None,
+                per_layer: None,
+                scalar: None,
             })
         };
         Ok(HeadSpec {

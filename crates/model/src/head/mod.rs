@@ -210,7 +210,7 @@ impl Head {
         let mark = step.mark();
         let x = step.norm(h, &layer.post_norm, eps);
         let bank = self.bank.as_ref().map(|bank| bank as &dyn ExpertBank);
-        let y = layer.feed_forward.forward(step, x, index, bank);
+        let y = layer.feed_forward.forward(step, h, x, eps, index, bank);
         step.add(h, y);
         step.release(mark);
     }

@@ -73,6 +73,9 @@ impl HeadSpec {
             mixer: attention(&tensors, "layers.0.self_attn", &frame, &heads)?,
             post_norm: frame.norm(&tensors, "layers.0.post_attention_layernorm.weight")?,
             feed_forward,
+            output_norms: None,
+            per_layer: None,
+            scalar: None,
         };
         Ok(Some(HeadSpec {
             kind: HeadKind::Mtp(MtpSpec {

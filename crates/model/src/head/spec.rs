@@ -97,9 +97,7 @@ impl HeadSpec {
     /// What its layers keep of a sequence.
     pub fn layers(&self) -> Vec<LayerKind> {
         let kind = |layer: &LayerSpec| match &layer.mixer {
-            MixerSpec::Attention(a) => {
-                LayerKind::Kv { kv_heads: a.kv_heads, head_dim: a.head_dim, window: a.window }
-            }
+            MixerSpec::Attention(a) => a.layer_kind(),
             MixerSpec::Delta(_) => unreachable!("the layers of a head are made of attention"),
         };
         self.stack.iter().map(kind).collect()
@@ -128,7 +126,7 @@ impl HeadSpec {
         };
         let experts = |layer: &LayerSpec| match &layer.feed_forward {
             FeedForwardSpec::Moe(moe) => moe.experts.bytes(),
-            FeedForwardSpec::Dense { .. } => 0,
+            FeedForwardSpec::Dense(_) => 0,
         };
         let layers = self.stack.iter().map(|layer| layer.resident_bytes() + experts(layer));
         own + self.fc.bytes() + vector(&self.norm) + layers.sum::<u64>()

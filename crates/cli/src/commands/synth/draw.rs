@@ -21,6 +21,10 @@ const E2M1_STD: f32 = 2.926_175;
 /// Mean of a uniform code.
 const CODE_MEAN: f32 = 7.5;
 
+/// The same of a code 0..=255.
+const BYTE_STD: f32 = 73.900_16;
+const BYTE_MEAN: f32 = 127.5;
+
 /// The increment of SplitMix64 (Steele, Lea, Flood 2014): an odd number near 2⁶⁴ / φ.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -85,9 +89,20 @@ pub(crate) fn split_halves(codes: [u8; BLOCK_BYTES]) -> [u8; BLOCK_BYTES] {
 /// less from group to group as in real checkpoints.
 #[inline]
 pub(crate) fn scale(row: Key, group: usize, std: f32) -> (f16, f16) {
+    scale_of(row, group, std, [CODE_STD, CODE_MEAN])
+}
+
+/// The same for codes of eight bits.
+#[inline]
+pub(crate) fn byte_scale(row: Key, group: usize, std: f32) -> (f16, f16) {
+    scale_of(row, group, std, [BYTE_STD, BYTE_MEAN])
+}
+
+#[inline]
+fn scale_of(row: Key, group: usize, std: f32, [code_std, code_mean]: [f32; 2]) -> (f16, f16) {
     let jitter = 0.75 + 0.5 * unit(Key(row.0 ^ SCALES).word(group as u64));
-    let scale = f16::from_f32(std / CODE_STD * jitter);
-    (scale, f16::from_f32(-CODE_MEAN * scale.to_f32()))
+    let scale = f16::from_f32(std / code_std * jitter);
+    (scale, f16::from_f32(-code_mean * scale.to_f32()))
 }
 
 /// The E8M0 scale of 32 four-bit floats of about this standard deviation: the nearest power of two.
@@ -139,6 +154,10 @@ pub(crate) enum Fill {
     Normal { std: f32 },
     /// A norm's weights: 0.9 to 1.1.
     NearOne,
+    /// The same around another value.
+    Near { value: f32 },
+    /// One, everywhere.
+    One,
     /// `A_log` of a delta net: ln of 1 to 16 (the initialisation of Mamba 2 and Qwen3-Next).
     DecayLog,
     /// `dt_bias`: inverse softplus of a time step of 0.001 to 0.1, evenly in its logarithm
@@ -152,6 +171,8 @@ pub(crate) fn value(row: Key, column: usize, fill: Fill) -> f32 {
     match fill {
         Fill::Normal { std } => std * bell(word),
         Fill::NearOne => 0.9 + 0.2 * unit(word),
+        Fill::Near { value } => value * (0.9 + 0.2 * unit(word)),
+        Fill::One => 1.0,
         Fill::DecayLog => (1.0 + 15.0 * unit(word)).ln(),
         Fill::TimeStep => {
             let (low, high) = (0.001_f32.ln(), 0.1_f32.ln());

@@ -91,6 +91,8 @@ fn metadata(shape: &Shape, layers: usize) -> Vec<(String, Value)> {
         (Family::Qwen3, true) => "qwen3moe",
         (Family::Qwen3, false) => "qwen3",
         (Family::Llama, _) => "llama",
+        // Refused before it comes to this.
+        (Family::Gemma4, _) => "gemma4",
         (Family::GptOss, _) => "gpt-oss",
     };
     let number = |value: usize| Value::U32(value as u32);

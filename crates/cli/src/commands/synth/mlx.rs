@@ -12,8 +12,8 @@ use serde_json::{Map, Value, json};
 
 use super::draw::BLOCK;
 use super::parts::{Part, Progress, mlx_parts, stream};
-use super::shape::{Delta, Family, FeedForward, Shape};
-use super::tensors::{Content, Tensor};
+use super::shape::{Delta, Family, FeedForward, Gemma, Shape};
+use super::tensors::{Content, Tensor, tensors};
 use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, TOKENIZER, TOKENIZER_CONFIG};
 use super::{BITS, Error, Request, Values};
 
@@ -124,9 +124,9 @@ fn stored(tensor: &Tensor, group: usize) -> Vec<(Dtype, Vec<usize>)> {
         shape
     };
     match tensor.content {
-        Content::Affine { .. } => {
+        Content::Affine { bits, .. } => {
             let groups = with_last(tensor.cols / group);
-            let codes = with_last(tensor.cols * BITS / 32);
+            let codes = with_last(tensor.cols * bits / 32);
             vec![(Dtype::U32, codes), (Dtype::F16, groups.clone()), (Dtype::F16, groups)]
         }
         Content::Mxfp4 { .. } => {
@@ -170,12 +170,16 @@ pub(crate) fn config(shape: &Shape, layers: usize, values: Values) -> Value {
         (Family::Qwen3, false) => ("qwen3", "Qwen3ForCausalLM"),
         (Family::Llama, _) => ("llama", "LlamaForCausalLM"),
         (Family::GptOss, _) => ("gpt_oss", "GptOssForCausalLM"),
+        (Family::Gemma4, _) => ("gemma4", "Gemma4ForConditionalGeneration"),
     };
-    let text = text_config(shape, layers);
+    let text = match shape.gemma {
+        Some(gemma) => gemma4_config(shape, &gemma, layers),
+        None => text_config(shape, layers),
+    };
     let mut root = Map::new();
     root.insert("architectures".into(), json!([class]));
     root.insert("model_type".into(), json!(base));
-    if shape.family == Family::Qwen35 {
+    if shape.is_nested() {
         let mut text = text;
         text.insert("model_type".into(), json!(format!("{base}_text")));
         root.insert("text_config".into(), Value::Object(text));
@@ -183,12 +187,16 @@ pub(crate) fn config(shape: &Shape, layers: usize, values: Values) -> Value {
         root.extend(text);
     }
     let mut quantization = json!({ "group_size": values.group, "bits": BITS, "mode": "affine" });
-    if shape.family == Family::GptOss {
-        for layer in 0..layers {
-            for name in ["gate_proj", "up_proj", "down_proj"] {
-                let path = format!("model.layers.{layer}.mlp.experts.{name}");
-                quantization[path] = json!({ "group_size": BLOCK, "bits": BITS, "mode": "mxfp4" });
+    for tensor in tensors(shape, layers, values) {
+        let Some(name) = tensor.mlx else { continue };
+        match tensor.content {
+            Content::Affine { bits, .. } if bits != BITS => {
+                quantization[name] = json!({ "group_size": values.group, "bits": bits });
             }
+            Content::Mxfp4 { .. } => {
+                quantization[name] = json!({ "group_size": BLOCK, "bits": BITS, "mode": "mxfp4" });
+            }
+            _ => {}
         }
     }
     root.insert("tie_word_embeddings".into(), json!(shape.tied));
@@ -297,6 +305,51 @@ fn text_config(shape: &Shape, layers: usize) -> Map<String, Value> {
         set("linear_value_head_dim", json!(delta.head_dim));
         set("linear_conv_kernel_dim", json!(Delta::TAPS));
     }
+    config
+}
+
+/// `text_config` of Gemma 4, which has names of its own for most things.
+fn gemma4_config(shape: &Shape, gemma: &Gemma, layers: usize) -> Map<String, Value> {
+    let kind = |layer| match gemma.is_global(layer, layers) {
+        true => "full_attention",
+        false => "sliding_attention",
+    };
+    let mut config = Map::new();
+    let mut set = |key: &str, value: Value| config.insert(key.to_owned(), value);
+    set("hidden_size", json!(shape.hidden));
+    set("num_hidden_layers", json!(layers));
+    set("vocab_size", json!(shape.vocab));
+    set("max_position_embeddings", json!(shape.context));
+    set("rms_norm_eps", json!(f64::from(shape.eps)));
+    set("num_attention_heads", json!(shape.heads));
+    set("num_key_value_heads", json!(shape.kv_heads));
+    set("head_dim", json!(shape.head_dim));
+    set("num_global_key_value_heads", json!(gemma.global_kv_heads));
+    set("global_head_dim", json!(gemma.global_head_dim));
+    set("attention_k_eq_v", json!(true));
+    set("layer_types", json!((0..layers).map(kind).collect::<Vec<_>>()));
+    set("sliding_window", json!(gemma.window));
+    let sliding = json!({ "rope_type": "default", "rope_theta": shape.rope_theta });
+    let full = json!({
+        "rope_type": "proportional",
+        "rope_theta": gemma.global_rope_theta,
+        "partial_rotary_factor": 0.25,
+    });
+    set("rope_parameters", json!({ "sliding_attention": sliding, "full_attention": full }));
+    set("hidden_activation", json!("gelu_pytorch_tanh"));
+    set("final_logit_softcapping", json!(30.0));
+    set("intermediate_size", json!(gemma.dense_width));
+    if let FeedForward::Experts { count, used, width, .. } = shape.feed_forward {
+        set("enable_moe_block", json!(true));
+        set("num_experts", json!(count));
+        set("top_k_experts", json!(used));
+        set("moe_intermediate_size", json!(width));
+    }
+    set("hidden_size_per_layer_input", json!(0));
+    set("num_kv_shared_layers", json!(0));
+    set("use_double_wide_mlp", json!(false));
+    set("attention_bias", json!(false));
+    set("tie_word_embeddings", json!(shape.tied));
     config
 }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use super::draw::{self, BLOCK, BLOCK_BYTES, Fill, Flat, Key};
 use super::tensors::{Content, Order, Tensor};
-use super::{Error, Values};
+use super::{BITS, Error, Values};
 
 /// Bytes that a thread makes at a time.
 const CHUNK_BYTES: usize = 2 << 20;
@@ -50,8 +50,8 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
     let key = Key::new(values.seed, &name);
     let (rows, cols, group) = (tensor.rows, tensor.cols, values.group);
     match tensor.content {
-        Content::Affine { std, flat } => {
-            let codes = codes(&name, key, rows, cols);
+        Content::Affine { std, flat, bits } => {
+            let codes = codes(&name, key, rows, cols, bits);
             let scales = |name: String, bias: bool| Part {
                 name,
                 rows,
@@ -59,9 +59,11 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
                 fill: Box::new(move |row, out| {
                     let row_key = key.row(row);
                     for (index, out) in out.chunks_exact_mut(2).enumerate() {
-                        let (scale, offset) = flat
-                            .scale(row, index * group)
-                            .unwrap_or_else(|| draw::scale(row_key, index, std));
+                        let (scale, offset) =
+                            flat.scale(row, index * group).unwrap_or_else(|| match bits {
+                                BITS => draw::scale(row_key, index, std),
+                                _ => draw::byte_scale(row_key, index, std),
+                            });
                         out.copy_from_slice(&if bias { offset } else { scale }.to_le_bytes());
                     }
                 }),
@@ -86,7 +88,7 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
                     }
                 }),
             };
-            vec![codes(&name, key, rows, cols), scales]
+            vec![codes(&name, key, rows, cols, BITS), scales]
         }
         Content::Half(fill) => {
             let fill = Box::new(move |row: usize, out: &mut [u8]| {
@@ -106,12 +108,12 @@ pub(crate) fn mlx_parts(tensor: &Tensor, values: Values) -> Vec<Part> {
     }
 }
 
-/// Four bits for each weight.
-fn codes(name: &str, key: Key, rows: usize, cols: usize) -> Part {
+/// So many bits for each weight.
+fn codes(name: &str, key: Key, rows: usize, cols: usize, bits: usize) -> Part {
     Part {
         name: format!("{name}.weight"),
         rows,
-        row_bytes: cols / 2,
+        row_bytes: cols * bits / 8,
         fill: Box::new(move |row, out| {
             let row = key.row(row);
             for (block, out) in out.chunks_exact_mut(BLOCK_BYTES).enumerate() {
@@ -127,7 +129,7 @@ pub(crate) fn gguf_part(tensor: &Tensor, values: Values) -> Part {
     let (rows, cols) = (tensor.rows, tensor.cols);
     let orders = [tensor.row_order, tensor.col_order];
     let (row_bytes, fill) = match &tensor.content {
-        &Content::Affine { std, flat } => {
+        &Content::Affine { std, flat, .. } => {
             (cols / BLOCK * Q4_1_BYTES, q4_1(key, std, flat, orders, values))
         }
         &Content::Plain(fill) => (cols * 4, plain(key, fill, orders, false)),

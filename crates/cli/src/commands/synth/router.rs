@@ -54,7 +54,8 @@ const COLD: f32 = -2.0;
 /// of qwen3-30b-a3b, where attention averages random values away (2026-11).
 fn variance_growth(family: Family) -> f32 {
     match family {
-        Family::Qwen35 => 1.0,
+        // What Gemma's layers add is normed to be so.
+        Family::Qwen35 | Family::Gemma4 => 1.0,
         Family::Qwen3 | Family::Llama | Family::GptOss => 0.4,
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Shape {
     pub(crate) feed_forward: FeedForward,
     /// Gated delta net on three of four layers.
     pub(crate) delta: Option<Delta>,
+    /// What only Gemma has.
+    pub(crate) gemma: Option<Gemma>,
     /// Whether the embedding table is the output head too.
     pub(crate) tied: bool,
 }
@@ -34,6 +36,7 @@ pub(crate) enum Family {
     Qwen3,
     Llama,
     GptOss,
+    Gemma4,
 }
 
 /// The second half of a layer.
@@ -66,6 +69,23 @@ impl Delta {
     /// Queries, keys and values side by side.
     pub(crate) fn channels(self) -> usize {
         2 * self.key_width() + self.value_width()
+    }
+}
+
+/// Sliding layers with a global one after every five, and a dense layer beside the experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Gemma {
+    pub(crate) window: usize,
+    pub(crate) global_kv_heads: usize,
+    pub(crate) global_head_dim: usize,
+    pub(crate) global_rope_theta: f64,
+    pub(crate) dense_width: usize,
+}
+
+impl Gemma {
+    /// Whether a layer of so many has no window: every sixth, and always the last.
+    pub(crate) fn is_global(self, layer: usize, layers: usize) -> bool {
+        (layer + 1).is_multiple_of(6) || layer + 1 == layers
     }
 }
 
@@ -106,6 +126,11 @@ impl Shape {
     /// Whether a layer of gpt-oss sees its window only: every other one, from the first on.
     pub(crate) fn is_sliding(&self, layer: usize) -> bool {
         self.family == Family::GptOss && layer.is_multiple_of(2)
+    }
+
+    /// Whether the text model is inside a multimodal one, in config.json and in names.
+    pub(crate) fn is_nested(&self) -> bool {
+        matches!(self.family, Family::Qwen35 | Family::Gemma4)
     }
 
     pub(crate) fn has_experts(&self) -> bool {
@@ -150,6 +175,7 @@ const fn qwen35(
         rope_scaling: None,
         feed_forward,
         delta: Some(Delta { key_heads: 16, value_heads, head_dim: 128 }),
+        gemma: None,
         tied,
     }
 }
@@ -176,6 +202,7 @@ const fn qwen3(
         rope_scaling: None,
         feed_forward,
         delta: None,
+        gemma: None,
         tied,
     }
 }
@@ -204,6 +231,7 @@ const fn llama(
         rope_scaling: Some(RopeScaling { factor, low: 1.0, high: 4.0, original_context: 8192 }),
         feed_forward: dense(width),
         delta: None,
+        gemma: None,
         tied,
     }
 }
@@ -235,6 +263,31 @@ const fn dense(width: usize) -> FeedForward {
 const fn experts(count: usize, used: usize, width: usize, shared: Option<usize>) -> FeedForward {
     FeedForward::Experts { count, used, width, shared }
 }
+
+const GEMMA4_26B_A4B: Shape = Shape {
+    name: "gemma-4-26b-a4b",
+    family: Family::Gemma4,
+    hidden: 2816,
+    layers: 30,
+    vocab: 262_144,
+    context: 262_144,
+    eps: 1e-6,
+    heads: 16,
+    kv_heads: 8,
+    head_dim: 256,
+    rope_theta: 1e4,
+    rope_scaling: None,
+    feed_forward: experts(128, 8, 704, None),
+    delta: None,
+    gemma: Some(Gemma {
+        window: 1024,
+        global_kv_heads: 2,
+        global_head_dim: 512,
+        global_rope_theta: 1e6,
+        dense_width: 2112,
+    }),
+    tied: true,
+};
 
 /// The smallest vocabulary that holds Pebble's tokenizer, which every synthetic model carries.
 const TINY_VOCAB: usize = 4096;
@@ -273,6 +326,26 @@ const SHAPES: &[Shape] = &[
     llama("llama-3.1-8b", [4096, 32], [32, 8], 128, 14_336, 8.0, false),
     llama("llama-3.1-70b", [8192, 80], [64, 8], 128, 28_672, 8.0, false),
     llama("llama-3.2-1b", [2048, 16], [32, 8], 64, 8192, 32.0, true),
+    GEMMA4_26B_A4B,
+    Shape {
+        name: "tiny-gemma-4",
+        hidden: 256,
+        layers: 6,
+        vocab: TINY_VOCAB,
+        context: 4096,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        feed_forward: experts(16, 4, 128, None),
+        gemma: Some(Gemma {
+            window: 48,
+            global_kv_heads: 1,
+            global_head_dim: 128,
+            global_rope_theta: 1e6,
+            dense_width: 128,
+        }),
+        ..GEMMA4_26B_A4B
+    },
     TINY_QWEN35,
     Shape { name: "tiny-qwen3.5-moe", feed_forward: experts(16, 4, 128, Some(128)), ..TINY_QWEN35 },
     Shape { name: "tiny-qwen3.5-tied", tied: true, ..TINY_QWEN35 },

@@ -8,10 +8,12 @@
 //! layers of the whole shape, so that the stream ends about half token and half context whatever
 //! the depth: it neither explodes nor forgets its token, and tokens keep choosing different experts.
 
-use super::Values;
+mod gemma;
+
 use super::draw::{Fill, Flat, Key};
 use super::router::{self, Router};
 use super::shape::{Delta, Family, FeedForward, RopeScaling, Shape};
+use super::{BITS, Values};
 
 /// Deviation of the router's logits: the best of a few hundred experts gets some twenty percent.
 const ROUTER_STD: f32 = 1.5;
@@ -52,8 +54,8 @@ impl Tensor {
 /// What a tensor holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Content {
-    /// 4-bit codes with a scale and a bias for each group.
-    Affine { std: f32, flat: Flat },
+    /// Codes of four or eight bits with a scale and a bias for each group.
+    Affine { std: f32, flat: Flat, bits: usize },
     /// 4-bit floats with a power of two for each 32. MLX only.
     Mxfp4 { std: f32, flat: Flat },
     /// f32 values.
@@ -110,7 +112,10 @@ pub(crate) fn tensors(shape: &Shape, layers: usize, values: Values) -> Vec<Tenso
     let mut list = List { shape, values, tensors: Vec::new() };
     list.embedding();
     for layer in 0..layers {
-        list.layer(layer);
+        match shape.gemma {
+            Some(gemma) => list.gemma_layer(&gemma, layer, layers),
+            None => list.layer(layer),
+        }
     }
     list.output();
     list.tensors
@@ -159,7 +164,7 @@ impl List<'_> {
         self.vector(name, "output_norm.weight".into(), hidden, Fill::NearOne);
         if !self.shape.tied {
             let name = match self.shape.family {
-                Family::Qwen35 => "language_model.lm_head",
+                Family::Qwen35 | Family::Gemma4 => "language_model.lm_head",
                 Family::Qwen3 | Family::Llama | Family::GptOss => "lm_head",
             };
             self.linear(name.into(), "output.weight".into(), [vocab, hidden], LOGIT_STD);
@@ -177,7 +182,7 @@ impl List<'_> {
             None => self.attention(&format!("{path}.self_attn"), &block),
         }
         let name = match shape.family {
-            Family::Qwen35 => "post_attention_norm",
+            Family::Qwen35 | Family::Gemma4 => "post_attention_norm",
             Family::Qwen3 | Family::Llama | Family::GptOss => "ffn_norm",
         };
         let norm = format!("{path}.post_attention_layernorm.weight");
@@ -193,7 +198,7 @@ impl List<'_> {
         let query_rows = if shape.family == Family::Qwen35 { 2 * query } else { query };
         let order = match shape.family {
             Family::Llama => Order::Pairs { head_dim },
-            Family::Qwen35 | Family::Qwen3 | Family::GptOss => Order::Same,
+            Family::Qwen35 | Family::Qwen3 | Family::Gemma4 | Family::GptOss => Order::Same,
         };
         for (ours, theirs, rows, order) in [
             ("q_proj", "attn_q", query_rows, order),
@@ -297,7 +302,9 @@ impl List<'_> {
     fn router(&self, name: &str, [experts, used]: [usize; 2], layer: usize) -> Content {
         let (hidden, columns) = (self.shape.hidden, self.still_columns());
         let root = |count: usize| (count as f32).sqrt();
-        let std = ROUTER_STD / root(hidden);
+        // Gemma divides what its router reads by the root of its width.
+        let width = if self.shape.gemma.is_some() { 1 } else { hidden };
+        let std = ROUTER_STD / root(width);
         match self.values.router {
             Router::Uniform => Content::Plain(Fill::Normal { std }),
             Router::Tuned => {
@@ -386,7 +393,7 @@ impl List<'_> {
     /// The MLX name of something in the decoder.
     fn model(&self, name: &str) -> String {
         match self.shape.family {
-            Family::Qwen35 => format!("language_model.model.{name}"),
+            Family::Qwen35 | Family::Gemma4 => format!("language_model.model.{name}"),
             Family::Qwen3 | Family::Llama | Family::GptOss => format!("model.{name}"),
         }
     }
@@ -399,7 +406,8 @@ impl List<'_> {
         gain: f32,
     ) -> &mut Tensor {
         let tensor = self.matrix(mlx, gguf, [rows, cols], Fill::NearOne);
-        tensor.content = Content::Affine { std: gain / (cols as f32).sqrt(), flat: Flat::Nowhere };
+        tensor.content =
+            Content::Affine { std: gain / (cols as f32).sqrt(), flat: Flat::Nowhere, bits: BITS };
         tensor
     }
 

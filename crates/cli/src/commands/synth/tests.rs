@@ -306,6 +306,7 @@ fn the_engine_runs_a_synthetic_model() {
     for router in [Router::Uniform, Router::Tuned] {
         check_runs("tiny-qwen3.5-moe", router);
         check_runs("tiny-gpt-oss", router);
+        check_runs("tiny-gemma-4", router);
     }
 }
 
@@ -393,6 +394,9 @@ fn what_cannot_be_is_said_before_anything_is_written() {
     let gguf = gguf.expect_err("no GGUF");
     assert_eq!(gguf.to_string(), "gpt-oss-20b cannot be written as GGUF");
     assert!(wide.hint().is_some() && gguf.hint().is_some());
+    let gguf = Request::new("gemma-4-26b-a4b", None, VALUES, Format::Gguf, PathBuf::from("out"));
+    let gguf = gguf.expect_err("no GGUF");
+    assert_eq!(gguf.to_string(), "gemma-4-26b-a4b cannot be written as GGUF");
 
     let folder = tempfile::tempdir().expect("a folder");
     let full = refuse_full_disk(&folder.path().join("a/b"), u64::MAX).expect_err("too much");

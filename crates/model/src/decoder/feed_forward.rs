@@ -1,0 +1,190 @@
+//! What a layer makes of each position alone: a dense gated layer, routed experts, or both side by side.
+
+use compute::{Activation, ExpertBank, Linear, RoutingScheme, SharedExpert, Step, Tensor};
+
+use crate::Result;
+use crate::load::Loader;
+use crate::spec::{BesideSpec, DenseSpec, FeedForwardSpec, MoeSpec};
+
+/// Rows that a guess of a layer's routing is made from.
+const GUESSED_ROWS: usize = 64;
+
+#[derive(Debug)]
+pub(crate) enum FeedForward {
+    Dense(Box<Dense>),
+    Moe(Box<Moe>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Dense {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    activation: Activation,
+}
+
+#[derive(Debug)]
+pub(crate) struct Moe {
+    router: Linear,
+    experts_per_token: usize,
+    scheme: RoutingScheme,
+    expert_scale: Option<Vec<f32>>,
+    shared: Option<Shared>,
+    beside: Option<Beside>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    router: Option<Linear>,
+}
+
+/// A dense layer beside the experts.
+#[derive(Debug)]
+struct Beside {
+    dense: Dense,
+    dense_norm: Vec<f32>,
+    router_norm: Vec<f32>,
+    expert_input_norm: Vec<f32>,
+    expert_norm: Vec<f32>,
+}
+
+impl FeedForward {
+    /// `x` is the normed stream `h`.
+    pub(crate) fn forward(
+        &self,
+        step: &mut dyn Step,
+        h: Tensor,
+        x: Tensor,
+        eps: f32,
+        layer: usize,
+        bank: Option<&dyn ExpertBank>,
+    ) -> Tensor {
+        match self {
+            FeedForward::Dense(dense) => dense.forward(step, x),
+            FeedForward::Moe(moe) => {
+                let bank = bank.expect("a model with experts is given a bank");
+                match &moe.beside {
+                    None => moe.forward(step, x, x, layer, bank),
+                    Some(beside) => {
+                        // Both sides normed by themselves, and their sum.
+                        let sum = beside.dense.forward(step, x);
+                        step.head_norm(sum, &beside.dense_norm, eps);
+                        let routed = step.norm(h, &beside.router_norm, eps);
+                        let x = step.norm(h, &beside.expert_input_norm, eps);
+                        let y = moe.forward(step, routed, x, layer, bank);
+                        step.head_norm(y, &beside.expert_norm, eps);
+                        step.add(sum, y);
+                        sum
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn load(loader: &Loader<'_>, spec: &FeedForwardSpec) -> Result<FeedForward> {
+        match spec {
+            FeedForwardSpec::Dense(dense) => {
+                Ok(FeedForward::Dense(Box::new(Dense::load(loader, dense)?)))
+            }
+            FeedForwardSpec::Moe(moe) => Ok(FeedForward::Moe(Box::new(Moe::load(loader, moe)?))),
+        }
+    }
+}
+
+impl Dense {
+    fn forward(&self, step: &mut dyn Step, x: Tensor) -> Tensor {
+        let projected = step.matmul(x, &[&self.gate, &self.up]);
+        let hidden = step.glu(projected[0], projected[1], self.activation);
+        step.matmul(hidden, &[&self.down]).remove(0)
+    }
+
+    fn load(loader: &Loader<'_>, spec: &DenseSpec) -> Result<Dense> {
+        Ok(Dense {
+            gate: loader.linear(&spec.gate)?,
+            up: loader.linear(&spec.up)?,
+            down: loader.linear(&spec.down)?,
+            activation: spec.activation,
+        })
+    }
+}
+
+impl Moe {
+    /// The router reads `routed`, the experts `x`.
+    fn forward(
+        &self,
+        step: &mut dyn Step,
+        routed: Tensor,
+        x: Tensor,
+        layer: usize,
+        bank: &dyn ExpertBank,
+    ) -> Tensor {
+        // The router's logits, and that of the shared expert's gate.
+        let shared_router = self.shared.as_ref().and_then(|shared| shared.router.as_ref());
+        let linears: Vec<&Linear> = std::iter::once(&self.router).chain(shared_router).collect();
+        let logits = step.matmul(routed, &linears);
+        let scale = self.expert_scale.as_deref();
+        let routing = step.route(logits[0], self.experts_per_token, self.scheme, scale);
+        let shared = self.shared.as_ref().map(|shared| SharedExpert {
+            gate_proj: &shared.gate.weight,
+            up_proj: &shared.up.weight,
+            down_proj: &shared.down.weight,
+            gate: logits.get(1).copied(),
+        });
+        step.moe(layer, x, routing, bank, shared)
+    }
+
+    /// Asks the router before the layer's mixer has run: it mostly wants the same, and a bank that reads from a
+    /// disk can begin. `norm` is the one between the mixer and the feed-forward.
+    pub(super) fn look_ahead(
+        &self,
+        step: &mut dyn Step,
+        h: Tensor,
+        norm: &[f32],
+        eps: f32,
+        layer: usize,
+        bank: &dyn ExpertBank,
+    ) {
+        let mark = step.mark();
+        // Some rows of a prompt tell which experts it will surely want.
+        let stride = h.rows().div_ceil(GUESSED_ROWS);
+        let rows: Vec<usize> = (0..h.rows()).step_by(stride).collect();
+        let some = if stride > 1 { step.select(h, &rows) } else { h };
+        let norm = self.beside.as_ref().map_or(norm, |beside| &beside.router_norm);
+        let x = step.norm(some, norm, eps);
+        let logits = step.matmul(x, &[&self.router]).remove(0);
+        let routing = step.route(logits, self.experts_per_token, self.scheme, None);
+        step.expect(layer, routing, bank);
+        step.release(mark);
+    }
+
+    fn load(loader: &Loader<'_>, spec: &MoeSpec) -> Result<Moe> {
+        let beside = |spec: &BesideSpec| -> Result<Beside> {
+            Ok(Beside {
+                dense: Dense::load(loader, &spec.dense)?,
+                dense_norm: loader.vector(&spec.dense_norm)?,
+                router_norm: loader.vector(&spec.router_norm)?,
+                expert_input_norm: loader.vector(&spec.expert_input_norm)?,
+                expert_norm: loader.vector(&spec.expert_norm)?,
+            })
+        };
+        Ok(Moe {
+            router: loader.linear(&spec.router)?,
+            experts_per_token: spec.experts_per_token,
+            scheme: spec.scheme,
+            expert_scale: spec.expert_scale.as_ref().map(|s| loader.vector(s)).transpose()?,
+            shared: match &spec.shared {
+                Some(shared) => Some(Shared {
+                    gate: loader.linear(&shared.gate)?,
+                    up: loader.linear(&shared.up)?,
+                    down: loader.linear(&shared.down)?,
+                    router: shared.router.as_ref().map(|r| loader.linear(r)).transpose()?,
+                }),
+                None => None,
+            },
+            beside: spec.beside.as_ref().map(beside).transpose()?,
+        })
+    }
+}

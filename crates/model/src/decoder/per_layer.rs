@@ -1,0 +1,95 @@
+//! Per-layer embeddings (Gemma's E models): besides its embedding a token has a row of values for each layer.
+
+use compute::{Activation, Input, Linear, RowSource, Step, Tensor};
+
+use crate::Result;
+use crate::load::{Loader, StoredRows};
+use crate::spec::{PerLayerInputSpec, PerLayerSpec};
+
+/// What makes the rows.
+#[derive(Debug)]
+pub(super) struct PerLayer {
+    width: usize,
+    /// Of many gigabytes a token wants a few kilobytes: it stays on the disk.
+    table: StoredRows,
+    table_scale: f32,
+    projection: Linear,
+    projection_scale: f32,
+    norm: Vec<f32>,
+}
+
+/// How a layer uses its part of them.
+#[derive(Debug)]
+pub(super) struct PerLayerInput {
+    gate: Linear,
+    projection: Linear,
+    norm: Vec<f32>,
+}
+
+/// The rows of a step: `values` is [rows, layers · width].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    values: Tensor,
+    width: usize,
+}
+
+impl PerLayer {
+    /// The rows of `inputs`, whose scaled embeddings are `h`: `(norm(projection · h) + table) / √2`.
+    pub(super) fn rows(&self, step: &mut dyn Step, inputs: &[Input], h: Tensor, eps: f32) -> Rows {
+        let values = step.matmul(h, &[&self.projection]).remove(0);
+        step.scale(values, self.projection_scale);
+        step.head_norm(values, &self.norm, eps);
+        let mark = step.mark();
+        // What is no token of the table counts as token 0, which pads.
+        let tokens = self.table.rows();
+        let token = |input: &Input| match *input {
+            Input::Token(token) if (token as usize) < tokens => token as usize,
+            Input::Token(_) | Input::Embedding(_) => 0,
+        };
+        let tokens: Vec<usize> = inputs.iter().map(token).collect();
+        let rows = step.fetch(&self.table, &tokens, self.table_scale);
+        step.add(values, rows);
+        step.release(mark);
+        step.scale(values, std::f32::consts::FRAC_1_SQRT_2);
+        Rows { values, width: self.width }
+    }
+
+    pub(super) fn load(loader: &Loader<'_>, spec: &PerLayerSpec) -> Result<PerLayer> {
+        Ok(PerLayer {
+            width: spec.width,
+            table: loader.rows(&spec.table),
+            table_scale: spec.table_scale,
+            projection: loader.linear(&spec.projection)?,
+            projection_scale: spec.projection_scale,
+            norm: loader.vector(&spec.norm)?,
+        })
+    }
+}
+
+impl PerLayerInput {
+    /// What joins the stream `h` after layer `layer`.
+    pub(super) fn forward(
+        &self,
+        step: &mut dyn Step,
+        h: Tensor,
+        rows: Rows,
+        layer: usize,
+        eps: f32,
+    ) -> Tensor {
+        let gate = step.matmul(h, &[&self.gate]).remove(0);
+        let Rows { values, width } = rows;
+        let part = step.columns(values, layer * width, width, values.cols());
+        let gated = step.glu(gate, part, Activation::GeGlu);
+        let y = step.matmul(gated, &[&self.projection]).remove(0);
+        step.head_norm(y, &self.norm, eps);
+        y
+    }
+
+    pub(super) fn load(loader: &Loader<'_>, spec: &PerLayerInputSpec) -> Result<PerLayerInput> {
+        Ok(PerLayerInput {
+            gate: loader.linear(&spec.gate)?,
+            projection: loader.linear(&spec.projection)?,
+            norm: loader.vector(&spec.norm)?,
+        })
+    }
+}
