@@ -252,6 +252,7 @@ const fn gpt_oss(name: &'static str, layers: usize, experts_count: usize) -> Sha
         rope_scaling: None,
         feed_forward: experts(experts_count, 4, 2880, None),
         delta: None,
+        gemma: None,
         tied: false,
     }
 }

@@ -344,7 +344,7 @@ impl List<'_> {
         let first = self.tensors.len();
         self.swiglu(path, block, "_exps", Some(count), width);
         for tensor in &mut self.tensors[first..] {
-            if let Content::Affine { std, flat } = tensor.content {
+            if let Content::Affine { std, flat, .. } = tensor.content {
                 tensor.content = Content::Mxfp4 { std, flat };
             }
         }
