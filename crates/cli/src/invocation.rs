@@ -243,12 +243,7 @@ pub(crate) fn finish(runner: &Runner) -> Result<()> {
 }
 
 /// Which way a model runs, and why.
-fn mode_lines(
-    plan: &Plan,
-    streaming: &StreamPlan,
-    choice: &Choice,
-    asked: bool,
-) -> Vec<String> {
+fn mode_lines(plan: &Plan, streaming: &StreamPlan, choice: &Choice, asked: bool) -> Vec<String> {
     let [even, published] = streaming.hit_rate.map(|rate| 100.0 * rate);
     let [most, least] = streaming.read_bytes_per_token.map(size::bytes);
     // In memory everything takes this and more: longer steps, a longer context.

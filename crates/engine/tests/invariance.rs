@@ -81,13 +81,9 @@ fn threads_chunks_and_instruction_sets_do_not_change_a_bit() {
 
 #[test]
 fn the_plain_kernels_agree_with_the_fast_ones() {
-    for model in [
-        "qwen3_5_moe-4bit",
-        "qwen3_moe-nvfp4",
-        "gpt_oss-published",
-        "gpt_oss-f32",
-        "gemma4_e-4bit",
-    ] {
+    for model in
+        ["qwen3_5_moe-4bit", "qwen3_moe-nvfp4", "gpt_oss-published", "gpt_oss-f32", "gemma4_e-4bit"]
+    {
         let prompt = tokens(2, 70);
         let want = plain(&mut runner(model, &options()), &prompt);
         let scalar = Options { isa: Isa::Scalar, ..options() };

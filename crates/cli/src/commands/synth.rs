@@ -85,7 +85,9 @@ impl Request {
         if values.router == Router::Tuned && !shape.has_experts() {
             return Err(Error::NoRouter { name: shape.name });
         }
-        if format == Format::Gguf && matches!(shape.family, shape::Family::GptOss | shape::Family::Gemma4) {
+        if format == Format::Gguf
+            && matches!(shape.family, shape::Family::GptOss | shape::Family::Gemma4)
+        {
             return Err(Error::NoGguf { name: shape.name });
         }
         let threads = machine::cpu::core_count();
