@@ -1,5 +1,6 @@
 //! How a model speaks: tokenizer, chat template, end tokens, and what its makers sample with.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use checkpoint::Checkpoint;
@@ -80,7 +81,7 @@ impl Dialect {
     /// The prompt of a conversation. Without a chat template, the messages' text as it is.
     pub fn prompt(&self, request: &ChatRequest) -> Result<Prompt> {
         let text = match &self.template {
-            Some(template) => template.render(request)?,
+            Some(template) => template.render(&self.with_thinking(request))?,
             None => {
                 let texts: Vec<&str> =
                     request.messages.iter().filter_map(|m| m["content"].as_str()).collect();
@@ -90,6 +91,17 @@ impl Dialect {
         // A template writes its own beginning-of-text token; plain text needs the tokenizer's.
         let tokens = self.tokenizer.encode(&text, self.template.is_none())?;
         Ok(Prompt { text, tokens })
+    }
+
+    /// The same request with thinking switched on where tools need it and nobody said anything.
+    fn with_thinking<'a>(&self, request: &'a ChatRequest) -> Cow<'a, ChatRequest> {
+        let said =
+            request.enable_thinking.is_some() || request.kwargs.contains_key("enable_thinking");
+        let needed = self.tools.is_some_and(ToolFormat::thinks_with_tools);
+        if said || !needed || request.tools.is_empty() {
+            return Cow::Borrowed(request);
+        }
+        Cow::Owned(ChatRequest { enable_thinking: Some(true), ..request.clone() })
     }
 
     /// How many leading tokens of a prompt the next turn's prompt will most likely have too: those that the
@@ -251,6 +263,37 @@ mod tests {
         assert_eq!(dialect.stop_tokens(true), dialect.eos);
         assert!(dialect.special_token("<|im_end|>").is_some());
         assert_eq!(dialect.special_token("<tool_call>"), None, "a token, but not a special one");
+    }
+
+    /// What Gemma 4's template does with thinking and tools, and nothing else of it.
+    const GEMMA: &str = "<bos>{% if enable_thinking or tools %}<|turn>system\n\
+        {% if enable_thinking %}<|think|>\n{% endif %}\
+        {% for tool in tools or [] %}<|tool>declaration:{{ tool.function.name }}{}<tool|>{% endfor %}<turn|>\n{% endif %}\
+        {% for message in messages %}<|turn>{{ message.role }}\n{{ message.content }}<turn|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|turn>model\n\
+        {% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}{% endif %}";
+
+    #[test]
+    fn gemma_with_tools_and_a_vague_question_thinks_unless_told_not_to() {
+        let files = TemplateFiles { default: GEMMA.to_owned(), ..TemplateFiles::default() };
+        let mut dialect = pebble();
+        dialect.template = Some(ChatTemplate::from_files(&files).unwrap());
+        dialect.tools = Some(ToolFormat::Gemma4);
+        let check = |tools: bool, thinking: Option<bool>, thinks: bool| {
+            let mut chat = ChatRequest::new([json!({"role": "user", "content": "hmm"})]);
+            let function = json!({"name": "weather", "parameters": {}});
+            chat.tools.extend(tools.then(|| json!({"type": "function", "function": function})));
+            chat.enable_thinking = thinking;
+            let prompt = dialect.prompt(&chat).unwrap().text;
+            assert_eq!(prompt.contains("<|think|>"), thinks, "{prompt}");
+            assert_eq!(prompt.ends_with("<|channel>thought\n<channel|>"), !thinks, "{prompt}");
+            assert_eq!(prompt.contains("declaration:weather"), tools, "{prompt}");
+        };
+        check(true, None, true);
+        check(true, Some(false), false);
+        check(true, Some(true), true);
+        check(false, None, false);
+        check(false, Some(true), true);
     }
 
     #[test]

@@ -260,6 +260,13 @@ impl ToolFormat {
             _ => &[],
         }
     }
+
+    /// Whether a model should think where tools are offered, unless it is told not to. Gemma 4 without thinking
+    /// begins after an empty thought, and with tools and a vague question it then writes nonsense
+    /// (reported of more than one engine).
+    pub fn thinks_with_tools(self) -> bool {
+        self == ToolFormat::Gemma4
+    }
 }
 
 #[cfg(test)]
