@@ -12,7 +12,7 @@ pub enum Error {
     /// The backend failed.
     #[error(transparent)]
     Compute(#[from] compute::Error),
-    /// An expert that a sequence needs could not be read.
+    /// An expert, or a row of a table on the disk, that a sequence needs could not be read.
     #[error(transparent)]
     Expert(Arc<compute::Error>),
     /// The expert store failed.
