@@ -50,7 +50,8 @@ fn every_expert_is_one_aligned_stretch_with_the_same_bytes() {
 
         let repacked = Checkpoint::open(folder.path()).unwrap();
         let spec = model::arch::spec(&repacked).unwrap();
-        let warnings = repacked.warnings();
+        let mut warnings = repacked.warnings();
+        warnings.retain(|warning| !matches!(warning, checkpoint::Warning::Skipped { .. }));
         assert_eq!(warnings, [], "{name}");
         let read = |checkpoint: &Checkpoint, span: Span| {
             let mut bytes = vec![0; span.len_bytes as usize];
