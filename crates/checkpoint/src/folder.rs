@@ -90,7 +90,11 @@ impl Folder {
 
     /// The path of a file in it.
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
-        self.path().join(name)
+        match self {
+            Folder::Disk(path) => path.join(name),
+            // No path of this system, so it reads the same on all.
+            Folder::Memory(_) => PathBuf::from(format!("<memory>/{name}")),
+        }
     }
 
     /// The plain file names in it, sorted.

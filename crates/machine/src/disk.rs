@@ -78,7 +78,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, b"content").unwrap();
-        let file = File::open(&path).unwrap();
+        // Windows synchronises by handles for writing only.
+        let file = File::options().read(true).write(true).open(&path).unwrap();
         file.sync_all().unwrap();
         forget_cached(&file).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"content");

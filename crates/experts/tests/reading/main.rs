@@ -10,6 +10,9 @@ mod faults;
 mod files;
 mod order;
 mod probe;
+// Other systems may refuse to replace a file that is open.
+#[cfg(unix)]
+mod replaced;
 mod support;
 #[cfg(target_os = "linux")]
 mod uring;
