@@ -54,6 +54,10 @@ const QUIET: usize = 24;
 /// How many those are.
 const NAP: usize = 15;
 
+/// Answers in a row for which a head drafted nothing before it rests for whole answers, and how often it is given
+/// another one then.
+const FRUITLESS: (usize, usize) = (4, 8);
+
 /// What is repeated as surely as this wakes it up.
 const WAKING_BUCKET: u8 = 3;
 
@@ -133,6 +137,9 @@ pub(crate) struct Drafter {
     quiet: usize,
     /// Rounds that it will not think about.
     nap: usize,
+    /// Whether a head drafted since the last answer ended, and how many ended before without that.
+    head_drafted: bool,
+    fruitless: usize,
 }
 
 impl Drafter {
@@ -156,7 +163,8 @@ impl Drafter {
         }
         let streams = target.streamed().is_some();
         let controller = Controller::new(Settings { most, streams });
-        Ok(Drafter { most, fixed, controller, sources, quiet: 0, nap: 0 })
+        let (quiet, nap, head_drafted, fruitless) = (0, 0, false, 0);
+        Ok(Drafter { most, fixed, controller, sources, quiet, nap, head_drafted, fruitless })
     }
 
     /// Drafts for all answers that are scheduled for their next token; `context` is the longest sequence.
@@ -195,6 +203,7 @@ impl Drafter {
         self.quiet = 0;
         for index in 0..self.sources.len() {
             let kind = self.sources[index].kind();
+            let is_head = matches!(kind, SourceKind::Mtp | SourceKind::Dflash);
             let mut wanted = Vec::new();
             let mut cost =
                 DraftCost { source: kind, sequences: 0, tokens: 0, read: 0, seconds: 0.0 };
@@ -221,6 +230,7 @@ impl Drafter {
             if wanted.is_empty() {
                 continue;
             }
+            self.head_drafted |= is_head;
             let started = Instant::now();
             let outcome = self.sources[index].draft(target, &mut wanted);
             cost.seconds = started.elapsed().as_secs_f64();
@@ -258,7 +268,8 @@ impl Drafter {
     /// A prompt is being read: whoever follows answers begins again.
     pub(crate) fn wake(&mut self, target: &mut Runner) {
         (self.quiet, self.nap) = (0, 0);
-        target.rest_head(false);
+        let (few, period) = FRUITLESS;
+        target.rest_head(self.fruitless >= few && !self.fruitless.is_multiple_of(period));
     }
 
     fn offers(&mut self, job: &Job, most: usize) -> Vec<Offer> {
@@ -328,6 +339,8 @@ impl Drafter {
 
     /// An answer ended or lost its sequence.
     pub(crate) fn forget(&mut self, id: RequestId, tokens: &[u32]) {
+        self.fruitless = if self.head_drafted { 0 } else { self.fruitless + 1 };
+        self.head_drafted = false;
         self.sources.iter_mut().for_each(|source| source.forget(id, tokens));
     }
 

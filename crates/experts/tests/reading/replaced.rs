@@ -4,7 +4,7 @@ use std::fs;
 
 use checkpoint::{Checkpoint, FileIndex};
 use experts::device::{ALIGNMENT, Access, Files};
-use experts::{Device, Error};
+use experts::Error;
 
 use crate::support::{check_bytes, open, pieces, read_all, threads, write_files};
 
