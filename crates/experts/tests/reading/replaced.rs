@@ -3,8 +3,8 @@
 use std::fs;
 
 use checkpoint::{Checkpoint, FileIndex};
-use experts::device::{ALIGNMENT, Access, Files};
 use experts::Error;
+use experts::device::{ALIGNMENT, Access, Files};
 
 use crate::support::{check_bytes, open, pieces, read_all, threads, write_files};
 
