@@ -63,6 +63,27 @@ def measure(args, model, experts, source, share):
     return json.loads(done.stdout)
 
 
+def save(args, cells):
+    """Writes what was measured so far; the lines of the page."""
+    failed = [cell for cell in cells if cell["high"] < LEAST]
+    m = machine()
+    facts = (f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
+             f"{args.threads} threads.")
+    lines = [f"# Speculation beside plain decoding, {datetime.date.today()}", "", facts, "",
+             f"Speed with drafts over speed without: mean of {args.pairs} interleaved pairs, 90 % interval of the mean. "
+             f"{len(cells)} cells, {len(failed)} with an upper end below {LEAST}.", "",
+             "| model | source | experts in memory | ratio | 90 % interval | tokens a pass |", "|---|---|---|---|---|---|"]
+    for cell in cells:
+        lines.append(f"| {cell['model']} | {cell['source']} | {cell['share']:.0%} | {cell['ratio']:.3f} | "
+                     f"{cell['low']:.3f} – {cell['high']:.3f} | {cell['tokens_per_pass']:.2f} |")
+    lines += ["", f"Made by `{peer.command_line('never_slower.py')}`.", ""]
+    args.results.mkdir(parents=True, exist_ok=True)
+    name = args.results / f"{datetime.date.today()}-speculation-{args.machine}"
+    name.with_suffix(".md").write_text("\n".join(lines))
+    name.with_suffix(".json").write_text(json.dumps({"machine": {**m, "host": args.machine}, "cells": cells}, indent=1) + "\n")
+    return lines
+
+
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--only", choices=("pebble", "synthetic"), help="one of the two models")
@@ -106,25 +127,11 @@ def main():
                 cells.append(cell)
                 print(f"{model['name']}, {name}, {share:.0%}: {mean:.3f} ({low:.3f} – {high:.3f}), "
                       f"{cell['tokens_per_pass']:.2f} tokens a pass", flush=True)
+                # A run that is cut short keeps its cells.
+                save(args, cells)
 
-    failed = [cell for cell in cells if cell["high"] < LEAST]
-    m = machine()
-    facts = (f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
-             f"{args.threads} threads.")
-    lines = [f"# Speculation beside plain decoding, {datetime.date.today()}", "", facts, "",
-             f"Speed with drafts over speed without: mean of {args.pairs} interleaved pairs, 90 % interval of the mean. "
-             f"{len(cells)} cells, {len(failed)} with an upper end below {LEAST}.", "",
-             "| model | source | experts in memory | ratio | 90 % interval | tokens a pass |", "|---|---|---|---|---|---|"]
-    for cell in cells:
-        lines.append(f"| {cell['model']} | {cell['source']} | {cell['share']:.0%} | {cell['ratio']:.3f} | "
-                     f"{cell['low']:.3f} – {cell['high']:.3f} | {cell['tokens_per_pass']:.2f} |")
-    lines += ["", f"Made by `{peer.command_line('never_slower.py')}`.", ""]
-    args.results.mkdir(parents=True, exist_ok=True)
-    name = args.results / f"{datetime.date.today()}-speculation-{args.machine}"
-    name.with_suffix(".md").write_text("\n".join(lines))
-    name.with_suffix(".json").write_text(json.dumps({"machine": {**m, "host": args.machine}, "cells": cells}, indent=1) + "\n")
-    print("\n".join(lines))
-    sys.exit(1 if failed else 0)
+    print("\n".join(save(args, cells)))
+    sys.exit(1 if any(cell["high"] < LEAST for cell in cells) else 0)
 
 
 if __name__ == "__main__":
