@@ -21,6 +21,7 @@ fn main() {
         Encoding::Affine { bits: 8, group: 64, scale: Float::Bf16 },
         Encoding::Mxfp4,
         Encoding::Dense(Float::Bf16),
+        Encoding::Dense(Float::F32),
     ] {
         let bytes = encoding.matrix_bytes(rows, cols);
         let mut memory = Pages::new(bytes * count).expect("memory");
@@ -37,7 +38,8 @@ fn main() {
                 bias: None,
             })
             .collect();
-        for x_rows in [1usize, 4, 16, 64, 512].into_iter().filter(|r| only.is_none_or(|o| o == *r))
+        for x_rows in
+            [1usize, 2, 4, 6, 16, 64, 512].into_iter().filter(|r| only.is_none_or(|o| o == *r))
         {
             let mut backend =
                 CpuBackend::new(isa, threads, x_rows * (rows + cols) + 4096).expect("backend");

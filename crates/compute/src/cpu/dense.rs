@@ -158,12 +158,17 @@ pub(crate) unsafe fn multiply_rows(
         let mut first = range.start;
         while first < range.end {
             let count = TILE.min(range.end - first);
-            for i in 0..count {
-                dequantise_row(isa, w, first + i, &mut scratch[i * w.cols..][..w.cols]);
-            }
+            let rows = if let Some(rows) = as_floats(w, first..first + count) {
+                rows
+            } else {
+                for i in 0..count {
+                    dequantise_row(isa, w, first + i, &mut scratch[i * w.cols..][..w.cols]);
+                }
+                &scratch[..count * w.cols]
+            };
             for (x, outputs) in x.chunks(TILE * w.cols).zip(outputs.chunks(TILE)) {
                 let mut results = [[0.0; TILE]; TILE];
-                tile(isa, &scratch[..count * w.cols], x, w.cols, &mut results);
+                tile(isa, rows, x, w.cols, &mut results);
                 for (row, &output) in results.iter().zip(outputs) {
                     for (i, &result) in row.iter().enumerate().take(count) {
                         // SAFETY: within the bounds the caller promised.
@@ -176,11 +181,29 @@ pub(crate) unsafe fn multiply_rows(
     });
 }
 
+/// Rows of a weight that are floats in memory already.
+fn as_floats<'a>(w: &Matrix<'a>, rows: std::ops::Range<usize>) -> Option<&'a [f32]> {
+    if w.encoding != Encoding::Dense(Float::F32) || cfg!(target_endian = "big") {
+        return None;
+    }
+    let bytes = &w.codes[rows.start * w.cols * 4..rows.end * w.cols * 4];
+    // SAFETY: any four bytes are a float.
+    let (before, floats, after) = unsafe { bytes.align_to::<f32>() };
+    (before.is_empty() && after.is_empty()).then_some(floats)
+}
+
 /// Products of up to four weight rows with up to four activation rows: `out[x row][weight row]`.
 fn tile(isa: Isa, w: &[f32], x: &[f32], cols: usize, out: &mut [[f32; TILE]; TILE]) {
-    if w.len() == TILE * cols && x.len() == TILE * cols && cols.is_multiple_of(LANES) {
+    if w.len() == TILE * cols && cols.is_multiple_of(LANES) {
+        let (w, chunks) = (w.as_chunks().0, cols / LANES);
         let mut sums = [[[0.0f32; LANES]; TILE]; TILE];
-        lanes_4x4(isa, w.as_chunks().0, x.as_chunks().0, cols / LANES, &mut sums);
+        if x.len() == TILE * cols {
+            lanes_4x4(isa, w, x.as_chunks().0, chunks, &mut sums);
+        } else {
+            for (x, sums) in x.chunks_exact(cols).zip(&mut sums) {
+                lanes_4x1(isa, w, x.as_chunks().0, chunks, sums);
+            }
+        }
         for (out, sums) in out.iter_mut().zip(sums) {
             *out = sums.map(sum_lanes);
         }
@@ -235,6 +258,34 @@ fn lanes_4x4_body(
         out[2 * pair] = [a0, a1, a2, a3];
         out[2 * pair + 1] = [b0, b1, b2, b3];
     }
+}
+
+versions! {
+    fn lanes_4x1(
+        w: &[[f32; LANES]],
+        x: &[[f32; LANES]],
+        chunks: usize,
+        out: &mut [[f32; LANES]; TILE],
+    ) = lanes_4x1_body
+}
+
+#[inline(always)]
+fn lanes_4x1_body(
+    w: &[[f32; LANES]],
+    x: &[[f32; LANES]],
+    chunks: usize,
+    out: &mut [[f32; LANES]; TILE],
+) {
+    let row = |i: usize| &w[i * chunks..][..chunks];
+    let (x, w0, w1, w2, w3) = (&x[..chunks], row(0), row(1), row(2), row(3));
+    let (mut a0, mut a1, mut a2, mut a3) = ([0.0; LANES], [0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    for c in 0..chunks {
+        fma(&mut a0, &x[c], &w0[c]);
+        fma(&mut a1, &x[c], &w1[c]);
+        fma(&mut a2, &x[c], &w2[c]);
+        fma(&mut a3, &x[c], &w3[c]);
+    }
+    *out = [a0, a1, a2, a3];
 }
 
 #[inline(always)]

@@ -14,6 +14,7 @@ use super::dot::packing;
 use super::dot::{self, Rows, Target};
 use super::pool::Pool;
 use super::quantise::Activations;
+use super::tasks::{self, Piece};
 use crate::Linear;
 use crate::weight::Matrix;
 
@@ -24,8 +25,9 @@ use super::tiles::{self, Order, Tile, Unit};
 /// class), 15 Nov 2026.
 const TILE_ROWS: usize = 24;
 
-/// Weight bytes in one task: small enough that two threads finish together.
-const TASK_BYTES: usize = 96 << 10;
+/// Weight bytes of a task at most: of what is read for a few rows, and of what tiles multiply with many.
+pub(crate) const TASK_BYTES: usize = 384 << 10;
+const TILE_TASK_BYTES: usize = 96 << 10;
 
 /// What products need besides their inputs; grows to the largest call and is kept.
 #[derive(Default)]
@@ -152,9 +154,9 @@ pub(crate) fn multiply(
         }
     }
     scratch.tasks.clear();
-    for (i, w) in views.iter().enumerate() {
-        scratch.tasks.extend(cut(w, tiles).map(|range| (i, range)));
-    }
+    let pieces: Vec<Piece> = views.iter().map(|w| piece(w, tiles)).collect();
+    let largest = if tiles { TILE_TASK_BYTES } else { TASK_BYTES };
+    tasks::cut(&pieces, pool.thread_count(), largest, &mut scratch.tasks);
     let targets: Vec<Target> = out
         .iter()
         .zip(&views)
@@ -250,13 +252,12 @@ pub(crate) unsafe fn multiply_in_task(
     unsafe { dot::multiply_rows(isa, w, range, x, rows, out) };
 }
 
-/// Ranges of weight rows of about [`TASK_BYTES`] each; whole panels where tiles are used.
-fn cut(w: &Matrix<'_>, tiles: bool) -> impl Iterator<Item = Range<usize>> + use<> {
-    let rows = w.rows;
-    let per_row = (w.bytes() / rows.max(1)).max(1);
-    let mut step = (TASK_BYTES / per_row).max(1);
-    if tiles || step > 32 {
-        step = step.next_multiple_of(32);
-    }
-    (0..rows).step_by(step).map(move |start| start..rows.min(start + step))
+/// A weight as it is cut into tasks: whole panels where tiles are used.
+fn piece(w: &Matrix<'_>, tiles: bool) -> Piece {
+    let row_bytes = w.bytes() / w.rows.max(1);
+    #[cfg(target_arch = "x86_64")]
+    let unit = if tiles { tiles::ROWS } else { 1 };
+    #[cfg(not(target_arch = "x86_64"))]
+    let unit = 1 + usize::from(tiles);
+    Piece { rows: w.rows, row_bytes, unit }
 }

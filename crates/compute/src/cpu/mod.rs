@@ -20,6 +20,7 @@ mod quantise;
 mod rope;
 mod routing;
 mod step;
+mod tasks;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 

@@ -19,13 +19,13 @@ use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
 use super::dot::{Rows, Target};
 use super::lanes::sigmoid;
-use super::matmul::{SharedMut, quantise};
+use super::matmul::{SharedMut, TASK_BYTES, quantise};
 use super::pool::Pool;
 use super::quantise::Activations;
+use super::tasks::{self, Piece};
 use crate::Error;
 use crate::bank::{Expert, ExpertBank, Trial, Turn, Visit};
 use crate::step::{Activation, RowFailure};
-use crate::weight::Matrix;
 
 /// Row–expert pairs up to which the work is cut by weight rows rather than by expert.
 const SMALL_PAIRS: usize = 64;
@@ -35,9 +35,6 @@ const SHARED_PIECE: usize = 128;
 
 /// Rows of a routed expert that are computed at once: bounds a thread's buffers.
 const ROUTED_PIECE: usize = 512;
-
-/// Weight bytes in one task of a small call.
-const TASK_BYTES: usize = 64 << 10;
 
 /// The experts of each row: ids and weights, [rows, k], in rank order.
 #[derive(Default)]
@@ -392,7 +389,7 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
     scratch.hidden.resize(scratch.hidden.len().max(hidden_rows * widest), 0.0);
     let hidden = SharedMut(scratch.hidden.as_mut_ptr());
     let x = &scratch.activations;
-    let tasks = cut_gate_up(jobs);
+    let tasks = cut(jobs.iter().map(gate_up_piece), pool.thread_count());
     pool.run(tasks.len(), &|task| {
         let (job, range) = (&jobs[tasks[task].0], tasks[task].1.clone());
         gate_up_in_task(isa, job, range, x, hidden, widest, activation);
@@ -415,7 +412,7 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
             firsts.push(first);
             first += job.slots.len() as u32;
         }
-        let tasks = cut_down(&jobs);
+        let tasks = cut(jobs.iter().map(|job| down_piece(job)), pool.thread_count());
         let activations = &scratch.hidden_activations;
         pool.run(tasks.len(), &|task| {
             let (index, range) = (tasks[task].0, tasks[task].1.clone());
@@ -429,28 +426,25 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
     }
 }
 
-fn cut_gate_up(jobs: &[Job<'_>]) -> Vec<(usize, Range<usize>)> {
-    // Rows that alternate are cut between pairs.
-    let ranges = |(i, job): (usize, &Job<'_>)| {
-        row_ranges(i, job.expert.gate, if job.expert.is_interleaved { 2 } else { 1 })
-    };
-    jobs.iter().enumerate().flat_map(ranges).collect()
+fn cut(pieces: impl Iterator<Item = Piece>, threads: usize) -> Vec<(usize, Range<usize>)> {
+    let mut tasks = Vec::new();
+    tasks::cut(&pieces.collect::<Vec<_>>(), threads, TASK_BYTES, &mut tasks);
+    tasks
 }
 
-fn cut_down(jobs: &[&Job<'_>]) -> Vec<(usize, Range<usize>)> {
-    jobs.iter().enumerate().flat_map(|(i, job)| row_ranges(i, job.expert.down, 1)).collect()
+/// Gate and up go together; rows that alternate are cut between pairs.
+fn gate_up_piece(job: &Job<'_>) -> Piece {
+    let Expert { gate, up, is_interleaved, .. } = job.expert;
+    Piece {
+        rows: gate.rows,
+        row_bytes: (gate.bytes() + up.bytes()) / gate.rows.max(1),
+        unit: if is_interleaved { 2 } else { 1 },
+    }
 }
 
-/// Ranges of about [`TASK_BYTES`] that begin at multiples of `unit` rows.
-fn row_ranges(
-    job: usize,
-    w: Matrix<'_>,
-    unit: usize,
-) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-    let rows = w.rows;
-    let step = (TASK_BYTES / (w.bytes() / rows.max(1)).max(1)).clamp(1, rows.max(1));
-    let step = step.next_multiple_of(unit);
-    (0..rows).step_by(step).map(move |start| (job, start..rows.min(start + step)))
+fn down_piece(job: &Job<'_>) -> Piece {
+    let down = job.expert.down;
+    Piece { rows: down.rows, row_bytes: down.bytes() / down.rows.max(1), unit: 1 }
 }
 
 #[cfg(test)]

@@ -136,19 +136,53 @@ unsafe fn add_chunk<const N: usize, const PARTS: usize, const KIND: u8, const GR
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (even, odd) = unpack::<false>(transpose(load::<PARTS>(codes)));
+        let integers = sums_of_rows(transpose(load::<PARTS>(codes)), x, chunk);
         let scale = expand::<KIND, GROUP, PARTS>(scales);
         let bias = expand::<KIND, GROUP, PARTS>(biases);
         for n in 0..N {
-            let planes = x[n].planes.add(chunk * 2 * CHUNK);
-            let integers = block_sums(&even, &odd, planes);
             let x_scale = _mm512_loadu_ps(x[n].scale.add(chunk * LANE_BLOCKS));
             let x_sum = _mm512_loadu_ps(x[n].sum.add(chunk * LANE_BLOCKS));
             let product = _mm512_mul_ps(scale, x_scale);
-            acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), product, acc[n]);
+            acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[n]), product, acc[n]);
             acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
         }
     }
+}
+
+/// Integer sums of the 16 blocks of a chunk with each of several activation rows. Row after row within a quarter of the
+/// codes, so that what is next to each other does not wait for each other.
+///
+/// # Safety
+/// `x` has that chunk, transposed.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn sums_of_rows<const N: usize>(
+    transposed: [__m512i; 4],
+    x: &[Planes; N],
+    chunk: usize,
+) -> [__m512i; N] {
+    let mask = _mm512_set1_epi8(15);
+    let mut high = [_mm512_setzero_si512(); N];
+    let mut low = high;
+    for k in 0..4 {
+        let even = _mm512_and_si512(transposed[k], mask);
+        let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(transposed[k]), mask);
+        for n in 0..N {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let x = x[n].planes.add(chunk * 2 * CHUNK + k * 256);
+                let plane = |i: usize| _mm512_loadu_si512(x.add(i * 64).cast());
+                high[n] = _mm512_dpbusd_epi32(high[n], even, plane(0));
+                low[n] = _mm512_dpbusd_epi32(low[n], even, plane(2));
+                high[n] = _mm512_dpbusd_epi32(high[n], odd, plane(1));
+                low[n] = _mm512_dpbusd_epi32(low[n], odd, plane(3));
+            }
+        }
+    }
+    for n in 0..N {
+        low[n] = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[n]), low[n]);
+    }
+    low
 }
 
 /// Where a row of quantised activations lies.
