@@ -164,7 +164,7 @@ def main():
         "load_before": load_before,
         "millstream": peer.run([options.millstream, "--version"]).split()[-1],
         "isa": rounds[0]["millstream"]["isa"], "llama": rounds[0]["llama"]["build"], "gguf": described,
-        "command": " ".join(["benches/compare_llama.py", *sys.argv[1:]]),
+        "command": peer.command_line("compare_llama.py"),
         "summary": summary(rounds), "rounds": rounds,
     }
     options.results.mkdir(parents=True, exist_ok=True)

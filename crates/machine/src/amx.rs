@@ -2,8 +2,7 @@
 //!
 //! Three gates: CPUID and XCR0 must name the tiles, the kernel must grant their state (`arch_prctl`), and a
 //! multiplication in a child process must come out right, because some virtual machines advertise AMX and
-//! then fault on it. This module does not configure tiles: the tile configuration belongs to a thread and to
-//! the kernel that uses it, so `compute` loads it.
+//! then fault on it. A tile configuration belongs to a thread and to the kernel that uses it: who multiplies configures.
 //! Invariant: nothing in the calling process executes a tile instruction before the child has survived one.
 
 use std::sync::OnceLock;
@@ -20,12 +19,15 @@ pub fn is_usable() -> bool {
     *USABLE.get_or_init(tiles::detect)
 }
 
-/// Makes tile instructions legal on the calling thread and says whether they are.
-///
-/// Linux grants the tile state to a whole process at once, so the first call does the work for every thread,
-/// running or future. Callers still say it per thread: that is where they load their tile configuration.
-pub fn enable_on_this_thread() -> bool {
-    is_usable()
+/// Gives the calling thread's eight tiles their rows and bytes in a row. Only where [`is_usable`]: elsewhere it panics.
+pub fn configure(shapes: [(u8, u16); 8]) {
+    assert!(is_usable(), "no AMX here");
+    tiles::configure(shapes);
+}
+
+/// Gives the tile state of the calling thread back; what the tiles held is gone.
+pub fn release() {
+    tiles::release();
 }
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -91,12 +93,30 @@ mod tiles {
     }
 
     impl TileConfig {
-        /// Tiles 0 to 2 at their full 16 rows of 64 bytes.
-        fn three_full_tiles() -> TileConfig {
+        fn new(shapes: [(u8, u16); 8]) -> TileConfig {
             let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-            row_bytes[..3].fill(ROW_BYTES as u16);
-            rows[..3].fill(ROWS as u8);
+            for (tile, shape) in shapes.into_iter().enumerate() {
+                (rows[tile], row_bytes[tile]) = shape;
+            }
             TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+        }
+
+        /// All tiles at their full 16 rows of 64 bytes.
+        fn full() -> TileConfig {
+            TileConfig::new([(ROWS as u8, ROW_BYTES as u16); 8])
+        }
+    }
+
+    pub(super) fn configure(shapes: [(u8, u16); 8]) {
+        let config = TileConfig::new(shapes);
+        // SAFETY: reads 64 bytes; the processor has tiles and the process their state. Shapes that do not exist fault.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
+    }
+
+    pub(super) fn release() {
+        if super::is_usable() {
+            // SAFETY: nothing is read from the tiles afterwards.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
         }
     }
 
@@ -104,7 +124,7 @@ mod tiles {
     struct Tile<T, const N: usize>([T; N]);
 
     fn child_multiplies_correctly() -> bool {
-        let config = TileConfig::three_full_tiles();
+        let config = TileConfig::full();
         // Unsigned [row, k] times signed [k / 4, column, 4], with both signs and both extremes.
         let a: Tile<u8, 1024> = Tile(std::array::from_fn(|i| (i * 7 + i / 64 * 31) as u8));
         let b: Tile<i8, 1024> = Tile(std::array::from_fn(|i| (i * 13 + i / 64 * 5) as u8 as i8));
@@ -269,7 +289,7 @@ mod tiles {
                 return;
             }
             // Palette 9 does not exist: ldtilecfg raises a general protection fault, SIGSEGV in the child.
-            let config = TileConfig { palette: 9, ..TileConfig::three_full_tiles() };
+            let config = TileConfig { palette: 9, ..TileConfig::full() };
             assert!(!child_agrees(&config, &Tile([0; 1024]), &Tile([0; 1024]), &Tile([0; 256])));
         }
 
@@ -278,7 +298,7 @@ mod tiles {
             if !(is_advertised() && request_permission()) {
                 return;
             }
-            let config = TileConfig::three_full_tiles();
+            let config = TileConfig::full();
             let (ones, minus_ones) = (Tile([1; 1024]), Tile([-1; 1024]));
             assert!(child_agrees(&config, &ones, &minus_ones, &Tile([-64; 256])));
             let mut expected = Tile([-64; 256]);
@@ -293,7 +313,7 @@ mod tiles {
                 for _ in 0..8 {
                     scope.spawn(|| {
                         assert_eq!(detect(), first);
-                        assert_eq!(crate::amx::enable_on_this_thread(), first);
+                        assert_eq!(crate::amx::is_usable(), first);
                     });
                 }
             });
@@ -311,4 +331,8 @@ mod tiles {
     pub(super) fn detect() -> bool {
         false
     }
+
+    pub(super) fn configure(_: [(u8, u16); 8]) {}
+
+    pub(super) fn release() {}
 }

@@ -32,49 +32,66 @@ pub(crate) struct Activations {
     /// `[rows, blocks · 32]`, natural order.
     pub(crate) values: Vec<i16>,
     /// `[rows, blocks]`
-    pub(crate) scale: Vec<f32>,
+    pub(crate) scale: Lines<f32>,
     /// `[rows, blocks]`: scale · Σ values, what a weight's bias is multiplied with.
-    pub(crate) sum: Vec<f32>,
+    pub(crate) sum: Lines<f32>,
     /// `[rows, blocks]`: Σ values.
     pub(crate) integer_sum: Vec<i32>,
     /// Per 64 values: 64 high bytes, 64 low bytes.
-    pub(crate) planes: Lines,
+    pub(crate) planes: Lines<i8>,
     /// Per 128 values: 64 high bytes of even elements, 64 of odd ones, then the low bytes likewise: the order in
     /// which the low and high nibbles of 64 code bytes come out. Transposed for several rows: then per chunk and
     /// for each eighth value of its blocks and the seven after it, four bytes of each block, block after block.
     /// So a lane of 32 bits belongs to one block, which costs shuffles of codes once and saves them for each row.
-    pub(crate) paired: Lines,
+    pub(crate) paired: Lines<i8>,
     /// Whether `paired` is transposed.
     pub(crate) transposed: bool,
 }
 
-/// Bytes that begin on a cache line, in whole lines: a load that straddles two counts twice.
-#[derive(Default)]
-pub(crate) struct Lines(Vec<Line>);
+/// Numbers that begin on a cache line, in whole lines: a load that straddles two counts twice.
+pub(crate) struct Lines<T> {
+    lines: Vec<Line>,
+    numbers: PhantomData<T>,
+}
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Line([i8; 64]);
+struct Line([u8; 64]);
 
-impl Lines {
-    fn resize(&mut self, bytes: usize) {
-        self.0.resize(bytes.div_ceil(64), Line([0; 64]));
+/// Numbers that are zero when their bytes are, and may have any bytes.
+pub(crate) trait Plain: Copy {}
+impl Plain for i8 {}
+impl Plain for f32 {}
+
+impl<T: Plain> Lines<T> {
+    fn resize(&mut self, count: usize) {
+        self.lines.resize((count * size_of::<T>()).div_ceil(64), Line([0; 64]));
+    }
+
+    fn count(&self) -> usize {
+        self.lines.len() * 64 / size_of::<T>()
     }
 }
 
-impl std::ops::Deref for Lines {
-    type Target = [i8];
-
-    fn deref(&self) -> &[i8] {
-        // SAFETY: lines are bytes and nothing between.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 64) }
+impl<T> Default for Lines<T> {
+    fn default() -> Lines<T> {
+        Lines { lines: Vec::new(), numbers: PhantomData }
     }
 }
 
-impl std::ops::DerefMut for Lines {
-    fn deref_mut(&mut self) -> &mut [i8] {
+impl<T: Plain> std::ops::Deref for Lines<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: lines are the bytes of so many plain numbers and nothing between.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.count()) }
+    }
+}
+
+impl<T: Plain> std::ops::DerefMut for Lines<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 64) }
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.count()) }
     }
 }
 
@@ -84,8 +101,8 @@ impl Activations {
         (self.rows, self.cols, self.blocks) = (rows, cols, padded_blocks(cols));
         let values = rows * self.blocks * BLOCK;
         self.values.resize(values, 0);
-        self.scale.resize(rows * self.blocks, 0.0);
-        self.sum.resize(rows * self.blocks, 0.0);
+        self.scale.resize(rows * self.blocks);
+        self.sum.resize(rows * self.blocks);
         self.integer_sum.resize(rows * self.blocks, 0);
         let bytes = if planes && matches!(isa, Isa::Avx512 | Isa::Amx) { 2 * values } else { 0 };
         self.planes.resize(bytes);

@@ -79,7 +79,7 @@ impl Unit {
             best = best.min(start.elapsed());
         }
         if self == Unit::Amx {
-            amx::release();
+            machine::amx::release();
         }
         best
     }
@@ -260,7 +260,7 @@ pub(crate) unsafe fn multiply_rows(
             first += count;
         }
         if unit == Unit::Amx {
-            amx::release();
+            machine::amx::release();
         }
     });
 }

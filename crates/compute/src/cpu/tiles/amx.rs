@@ -4,40 +4,10 @@ use std::arch::asm;
 
 use super::Integers;
 
-/// The configuration `ldtilecfg` reads.
-#[repr(C, align(64))]
-struct TileConfig {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    column_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
 /// Sets this thread's tiles: 0–1 codes (16 × 32 bytes), 2–3 planes (8 × 64), 4–7 sums (16 × 64).
 pub(super) fn configure() {
-    machine::amx::enable_on_this_thread();
-    let mut config = TileConfig {
-        palette: 1,
-        start_row: 0,
-        reserved: [0; 14],
-        column_bytes: [0; 16],
-        rows: [0; 16],
-    };
-    for (tile, (rows, bytes)) in
-        [(16, 32), (16, 32), (8, 64), (8, 64), (16, 64), (16, 64), (16, 64), (16, 64)]
-            .into_iter()
-            .enumerate()
-    {
-        (config.rows[tile], config.column_bytes[tile]) = (rows, bytes);
-    }
-    // SAFETY: a valid configuration; the caller has AMX.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
-}
-
-pub(super) fn release() {
-    // SAFETY: gives the tile state back; nothing is read from it afterwards.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    let [codes, planes, sums] = [(16, 32), (8, 64), (16, 64)];
+    machine::amx::configure([codes, codes, planes, planes, sums, sums, sums, sums]);
 }
 
 /// Products of two 16-row panels with both planes of one block.
