@@ -54,8 +54,8 @@ impl fmt::Display for Warning {
                 }
             }
             Warning::Skipped { part, count, bytes } => {
-                let mega = *bytes as f64 / 1e6;
-                write!(formatter, "the {part} part is left out: {count} tensors, {mega:.0} MB")
+                let size = machine::size::bytes(*bytes);
+                write!(formatter, "the {part} part is left out: {count} tensors, {size}")
             }
             Warning::MissingShards { files } => {
                 write!(formatter, "the index lists files that are not there: {}", files.join(", "))

@@ -5,6 +5,8 @@
 
 use std::str::FromStr;
 
+pub(crate) use machine::size::bytes;
+
 /// A number of bytes given by the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
@@ -46,25 +48,9 @@ impl FromStr for Size {
     }
 }
 
-/// `17.2 GB`: three or four digits and a decimal unit.
-pub(crate) fn bytes(bytes: u64) -> String {
-    scaled(bytes, [" B", " kB", " MB", " GB", " TB"])
-}
-
 /// `35.1 B`: parameters, as model names count them.
 pub(crate) fn count(count: u64) -> String {
-    scaled(count, ["", " k", " M", " B", " T"])
-}
-
-fn scaled(number: u64, units: [&str; 5]) -> String {
-    let mut value = number as f64;
-    let mut unit = 0;
-    while value >= 999.95 && unit + 1 < units.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0);
-    format!("{value:.digits$}{}", units[unit])
+    machine::size::scaled(count, ["", " k", " M", " B", " T"])
 }
 
 #[cfg(test)]
@@ -93,18 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written() {
-        for (number, expect) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.0 kB"),
-            (999_949, "999.9 kB"),
-            (999_950, "1.0 MB"),
-            (17_179_869_184, "17.2 GB"),
-            (u64::MAX, "18446744.1 TB"),
-        ] {
-            assert_eq!(bytes(number), expect);
-        }
+    fn counts_are_written() {
         assert_eq!(count(35_107_651_456), "35.1 B");
     }
 }

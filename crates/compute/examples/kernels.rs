@@ -1,6 +1,6 @@
 //! Measures products against their floors: bytes of weights over the bandwidth of a plain read.
 //!
-//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA]]]`
+//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA [WIDTH]]]]`
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,8 @@ fn main() {
     let threads: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(2);
     let named = std::env::args().nth(3).and_then(|name| name.parse().ok());
     let isa = named.filter(|&isa| machine::cpu::supports(isa)).unwrap_or(machine::cpu::isa());
-    let (cols, rows, count) = (2048, 2048, 256);
+    let width = std::env::args().nth(4).and_then(|n| n.parse().ok()).unwrap_or(2048);
+    let (cols, rows, count) = (width, width, 256);
     println!("{isa}, {threads} threads, {count} weights of [{rows}, {cols}]");
     let only: Option<usize> = std::env::args().nth(2).and_then(|n| n.parse().ok());
     for encoding in [
@@ -25,11 +26,13 @@ fn main() {
     ] {
         let bytes = encoding.matrix_bytes(rows, cols);
         let mut memory = Pages::new(bytes * count).expect("memory");
-        // Any codes, and scales between 2^-14 and 1 in every float type.
+        // Any codes, and scales between 2^-14 and 1 in every type: as exponents of numbers too small for it,
+        // bytes like those of the floats would measure how long the processor takes for subnormals.
         for (i, word) in memory.chunks_exact_mut(2).enumerate() {
-            word.copy_from_slice(
-                &((i as u16).wrapping_mul(40_503) & 0x03ff | 0x3800).to_le_bytes(),
-            );
+            let bits = (i as u16).wrapping_mul(40_503) & 0x03ff;
+            let word_of =
+                if encoding == Encoding::Mxfp4 { bits & 0x0303 | 0x7878 } else { bits | 0x3800 };
+            word.copy_from_slice(&word_of.to_le_bytes());
         }
         let memory = Arc::new(memory);
         let weights: Vec<Linear> = (0..count)
@@ -61,8 +64,10 @@ fn main() {
             }
             let gigabytes = (bytes * used) as f64 / best / 1e9;
             let gigaflops = 2.0 * (rows * cols * used * x_rows) as f64 / best / 1e9;
+            // What a thread takes for a chunk of 512 columns and all activation rows.
+            let chunk_ns = best * 1e9 * threads as f64 / (rows * cols * used) as f64 * 512.0;
             println!(
-                "{encoding:?} × {x_rows:3} rows: {gigabytes:6.1} GB/s, {gigaflops:7.0} GFLOP/s"
+                "{encoding:?} × {x_rows:3} rows: {gigabytes:6.1} GB/s, {gigaflops:7.0} GFLOP/s, {chunk_ns:5.1} ns"
             );
         }
     }

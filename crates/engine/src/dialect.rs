@@ -279,21 +279,22 @@ mod tests {
         let mut dialect = pebble();
         dialect.template = Some(ChatTemplate::from_files(&files).unwrap());
         dialect.tools = Some(ToolFormat::Gemma4);
-        let check = |tools: bool, thinking: Option<bool>, thinks: bool| {
+        let check = |tools: bool, thinking: Option<bool>, expect: &str| {
             let mut chat = ChatRequest::new([json!({"role": "user", "content": "hmm"})]);
             let function = json!({"name": "weather", "parameters": {}});
             chat.tools.extend(tools.then(|| json!({"type": "function", "function": function})));
             chat.enable_thinking = thinking;
-            let prompt = dialect.prompt(&chat).unwrap().text;
-            assert_eq!(prompt.contains("<|think|>"), thinks, "{prompt}");
-            assert_eq!(prompt.ends_with("<|channel>thought\n<channel|>"), !thinks, "{prompt}");
-            assert_eq!(prompt.contains("declaration:weather"), tools, "{prompt}");
+            assert_eq!(dialect.prompt(&chat).unwrap().text, expect, "{tools} {thinking:?}");
         };
-        check(true, None, true);
-        check(true, Some(false), false);
-        check(true, Some(true), true);
-        check(false, None, false);
-        check(false, Some(true), true);
+        let tools = "<|tool>declaration:weather{}<tool|>";
+        let asked = "<|turn>user\nhmm<turn|>\n<|turn>model\n";
+        let thinks = format!("<bos><|turn>system\n<|think|>\n{tools}<turn|>\n{asked}");
+        let empty = "<|channel>thought\n<channel|>";
+        check(true, None, &thinks);
+        check(true, Some(true), &thinks);
+        check(true, Some(false), &format!("<bos><|turn>system\n{tools}<turn|>\n{asked}{empty}"));
+        check(false, None, &format!("<bos>{asked}{empty}"));
+        check(false, Some(true), &format!("<bos><|turn>system\n<|think|>\n<turn|>\n{asked}"));
     }
 
     #[test]

@@ -351,8 +351,8 @@ impl<'a> Planner<'a> {
             note: format!("{} layers", self.spec.layers.len()),
         }];
         if let Some(per_layer) = &self.spec.per_layer {
-            let (all, row) = (per_layer.table.bytes() as f64 / 1e9, per_layer.row_bytes());
-            let note = format!("{all:.2} GB stay on the disk, {row} bytes a token are read");
+            let (all, row) = (machine::size::bytes(per_layer.table.bytes()), per_layer.row_bytes());
+            let note = format!("{all} stay on the disk, {row} bytes a token are read");
             rows.push(Row { name: "embeddings of layers", bytes: 0, note });
         }
         if let Some(head) = &options.head {
@@ -371,7 +371,7 @@ impl<'a> Planner<'a> {
             };
             let windows = layout.window_bytes(options.kv);
             if windows > 0 {
-                note += &format!(", windows of {:.1} MB", windows as f64 / 1e6);
+                note += &format!(", windows of {}", machine::size::bytes(windows));
             }
             rows.push(Row { name: "keys and values", bytes: kv, note });
         }

@@ -39,7 +39,8 @@ fn check(isa: Isa) {
         let options =
             Options { isa, kv: KvFormat::F32, context: 256, threads: 2, ..Options::default() };
         let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
-        let (error, tokens) = run(&checkpoint, &golden, &options);
+        let spec = model::arch::spec(&checkpoint).expect("spec");
+        let (error, tokens) = run(&checkpoint, spec, &golden, &options);
         println!("{name:28} {isa}: error {error:.2e} of {:.1e}", golden.tolerance);
         if error > golden.tolerance || error.is_nan() {
             failures.push(format!("{name}: error {error:.3e}, allowed {:.1e}", golden.tolerance));

@@ -11,7 +11,7 @@ use crate::cpu::Isa;
 use crate::disk::Disk;
 use crate::facts::{Facts, HugePages};
 use crate::memory::{LimitSource, Memory};
-use crate::system;
+use crate::{size, system};
 
 /// How a check went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -123,9 +123,9 @@ fn memory(memory: Option<&Memory>) -> Check {
     let budget_bytes = memory.budget_bytes();
     let detail = format!(
         "{} in all, {} available, {} by default for the model",
-        gigabytes(memory.total_bytes),
-        gigabytes(memory.available_bytes),
-        gigabytes(budget_bytes)
+        size::bytes(memory.total_bytes),
+        size::bytes(memory.available_bytes),
+        size::bytes(budget_bytes)
     );
     // The dense part of the smallest model worth streaming and one token's experts do not fit in less.
     if budget_bytes < 1 << 30 {
@@ -146,8 +146,8 @@ fn memory_limit(memory: &Memory) -> Option<Check> {
     };
     let detail = format!(
         "{} by {source}, {} of it in use, set in {}",
-        gigabytes(limit.bytes),
-        gigabytes(limit.used_bytes),
+        size::bytes(limit.bytes),
+        size::bytes(limit.used_bytes),
         limit.path.display()
     );
     if limit.source == LimitSource::AddressSpace {
@@ -163,7 +163,7 @@ fn swap(os: &str, memory: &Memory) -> Check {
     }
     let used_bytes = memory.swap_total_bytes.saturating_sub(memory.swap_free_bytes);
     let detail =
-        format!("{} of {} in use", gigabytes(used_bytes), gigabytes(memory.swap_total_bytes));
+        format!("{} of {} in use", size::bytes(used_bytes), size::bytes(memory.swap_total_bytes));
     // The swap of macOS grows as it is needed, so how full it is says nothing.
     let all_bytes = if os == "macos" { memory.total_bytes } else { memory.swap_total_bytes };
     if used_bytes > all_bytes / 2 {
@@ -202,7 +202,7 @@ fn disk_check(disk: &Result<Disk, String>) -> Check {
     };
     let filesystem = disk.filesystem.as_deref().unwrap_or("unknown file system");
     let device = disk.disk.as_deref().or(disk.device.as_deref()).unwrap_or("unknown device");
-    let free = disk.free_bytes.map_or("unknown".to_owned(), gigabytes);
+    let free = disk.free_bytes.map_or("unknown".to_owned(), size::bytes);
     let detail = format!("{filesystem} on {device}, {free} free");
     // Those of Linux, of macOS, and the word for all on Windows.
     let mut network =
@@ -227,11 +227,6 @@ fn open_files(limit: u64) -> Check {
         return Check::warn("open files", detail, "raise it with `ulimit -n 4096`");
     }
     Check::ok("open files", detail)
-}
-
-/// Decimal gigabytes with one digit, as disks and model cards count.
-fn gigabytes(bytes: u64) -> String {
-    format!("{:.1} GB", bytes as f64 / 1e9)
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ fn memory_and_limits() {
 #[test]
 fn swap_space() {
     check("swap", Status::Ok, "none", |_| {});
-    check("swap", Status::Ok, "0.0 GB of 8.6 GB", |it| {
+    check("swap", Status::Ok, "0 B of 8.6 GB", |it| {
         (memory_of(it).swap_total_bytes, memory_of(it).swap_free_bytes) = (8 * GIB, 8 * GIB);
     });
     check("swap", Status::Ok, "7.5 GB of 8.6 GB", |it| {

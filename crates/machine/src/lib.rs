@@ -12,6 +12,7 @@ pub mod facts;
 pub mod memory;
 pub mod pages;
 pub mod probe;
+pub mod size;
 mod system;
 
 use std::path::PathBuf;

@@ -49,8 +49,8 @@ pub enum Error {
     },
     /// Unquantised experts of gpt-oss.
     #[error(
-        "`{tensor}` is unquantised and has its inputs first, which is not supported; use the published \
-         mxfp4 files or an MLX conversion"
+        "`{tensor}` is unquantised and has its inputs first, which is not supported; use files with experts \
+         in mxfp4 (`_blocks`, `_scales`), or with `gate_proj`, `up_proj` and `down_proj` of [experts, out, in]"
     )]
     TransposedExperts {
         /// The tensor.

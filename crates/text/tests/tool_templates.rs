@@ -141,6 +141,45 @@ fn pebble_reads_its_own_calls() {
     assert_eq!(ReasoningMarkers::detect(&source(&files)).unwrap().close, "</think>");
 }
 
+/// What Gemma 4 is asked where its answers turned to garbage: tools, and a question that needs none of them.
+#[test]
+fn r69_gemma_with_tools_and_a_vague_question() {
+    let Some(folder) = std::env::var_os("MILLSTREAM_TEST_TEMPLATES").map(PathBuf::from) else {
+        println!("skipped: MILLSTREAM_TEST_TEMPLATES is not set");
+        return;
+    };
+    let gemmas = EXPECTED.iter().filter(|(_, format)| *format == ToolFormat::Gemma4);
+    let mut found = 0;
+    for (name, format) in gemmas {
+        let Some(files) = folder_files(&folder.join(name)) else { continue };
+        let template = ChatTemplate::from_files(&files).unwrap();
+        let prompt = |thinking: Option<bool>| {
+            let mut request = ChatRequest::new([json!({"role": "user", "content": "hmm"})]);
+            request.tools = vec![weather()];
+            request.enable_thinking = thinking;
+            template.render(&request).unwrap()
+        };
+        // Left alone, the template begins the answer after an empty thought: that is the case to avoid.
+        for thinking in [None, Some(false)] {
+            let prompt = prompt(thinking);
+            assert!(prompt.contains("<|turn>system\n<|tool>declaration:weather{"), "{prompt}");
+            assert!(prompt.ends_with("<|turn>model\n<|channel>thought\n<channel|>"), "{prompt}");
+        }
+        assert!(format.thinks_with_tools());
+        let prompt = prompt(Some(true));
+        assert!(
+            prompt.contains("<|turn>system\n<|think|>\n<|tool>declaration:weather{"),
+            "{prompt}"
+        );
+        assert!(prompt.ends_with("<|turn>user\nhmm<turn|>\n<|turn>model\n"), "{prompt}");
+        found += 1;
+    }
+    match found {
+        0 => println!("skipped: no template of Gemma 4 under {}", folder.display()),
+        found => println!("{found} templates of Gemma 4"),
+    }
+}
+
 #[test]
 fn published_templates_are_read_back() {
     let Some(folder) = std::env::var_os("MILLSTREAM_TEST_TEMPLATES").map(PathBuf::from) else {

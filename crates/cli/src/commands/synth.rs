@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 use machine::disk::Disk;
 
+use crate::size;
+
 pub(crate) use parts::Progress;
 pub(crate) use router::Router;
 pub(crate) use shape::Shape;
@@ -193,7 +195,6 @@ impl Error {
 
 impl std::fmt::Display for Error {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         match self {
             Error::UnknownShape { name } => write!(formatter, "there is no shape `{name}`"),
             Error::Layers { name, have, got } => {
@@ -210,10 +211,10 @@ impl std::fmt::Display for Error {
             Error::IsFile { path } => write!(formatter, "{} is a file", path.display()),
             Error::Space { path, needed, free } => write!(
                 formatter,
-                "the weights need {:.1} GB, {} has {:.1} GB free",
-                gigabytes(*needed),
+                "the weights need {}, {} has {} free",
+                size::bytes(*needed),
                 path.display(),
-                gigabytes(*free)
+                size::bytes(*free)
             ),
             Error::Io { path, .. } | Error::Weights { path, .. } => {
                 write!(formatter, "cannot write {}", path.display())

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
 use engine::{Options, Runner};
-use model::Logits;
+use model::{DecoderSpec, Logits};
 
 /// Where the tiny models are.
 pub(crate) fn models() -> PathBuf {
@@ -56,9 +56,14 @@ fn argmax(values: &[f32]) -> u32 {
     best as u32
 }
 
-/// The error over the golden positions, and the greedy tokens.
-pub(crate) fn run(checkpoint: &Checkpoint, golden: &Golden, options: &Options) -> (f64, Vec<u32>) {
-    let mut runner = Runner::load(checkpoint, options, &|_, _| {}).expect("model");
+/// The error over the golden positions, and the greedy tokens. The spec may be another than the checkpoint's.
+pub(crate) fn run(
+    checkpoint: &Checkpoint,
+    spec: DecoderSpec,
+    golden: &Golden,
+    options: &Options,
+) -> (f64, Vec<u32>) {
+    let mut runner = Runner::load_spec(checkpoint, spec, options, &|_, _| {}).expect("model");
     let vocab = runner.spec().vocab;
     let mut sequence = runner.sequence().expect("sequence");
     let mut worst = 0.0f64;

@@ -213,20 +213,27 @@ pub(crate) fn config(shape: &Shape, layers: usize, values: Values) -> Value {
     Value::Object(root)
 }
 
+/// What every family calls the same.
+fn common_config(shape: &Shape, layers: usize) -> Map<String, Value> {
+    let keys = [
+        ("hidden_size", json!(shape.hidden)),
+        ("num_hidden_layers", json!(layers)),
+        ("vocab_size", json!(shape.vocab)),
+        ("max_position_embeddings", json!(shape.context)),
+        ("rms_norm_eps", json!(f64::from(shape.eps))),
+        ("num_attention_heads", json!(shape.heads)),
+        ("num_key_value_heads", json!(shape.kv_heads)),
+        ("head_dim", json!(shape.head_dim)),
+        ("attention_bias", json!(shape.family == Family::GptOss)),
+        ("tie_word_embeddings", json!(shape.tied)),
+    ];
+    keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
 fn text_config(shape: &Shape, layers: usize) -> Map<String, Value> {
-    let mut config = Map::new();
+    let mut config = common_config(shape, layers);
     let mut set = |key: &str, value: Value| config.insert(key.to_owned(), value);
-    set("hidden_size", json!(shape.hidden));
-    set("num_hidden_layers", json!(layers));
-    set("vocab_size", json!(shape.vocab));
-    set("max_position_embeddings", json!(shape.context));
-    set("rms_norm_eps", json!(f64::from(shape.eps)));
-    set("num_attention_heads", json!(shape.heads));
-    set("num_key_value_heads", json!(shape.kv_heads));
-    set("head_dim", json!(shape.head_dim));
     set("hidden_act", json!("silu"));
-    set("attention_bias", json!(shape.family == Family::GptOss));
-    set("tie_word_embeddings", json!(shape.tied));
     set("rope_theta", json!(shape.rope_theta));
     match (shape.family, shape.rope_scaling) {
         (Family::Qwen35, _) => {
@@ -314,16 +321,8 @@ fn gemma4_config(shape: &Shape, gemma: &Gemma, layers: usize) -> Map<String, Val
         true => "full_attention",
         false => "sliding_attention",
     };
-    let mut config = Map::new();
+    let mut config = common_config(shape, layers);
     let mut set = |key: &str, value: Value| config.insert(key.to_owned(), value);
-    set("hidden_size", json!(shape.hidden));
-    set("num_hidden_layers", json!(layers));
-    set("vocab_size", json!(shape.vocab));
-    set("max_position_embeddings", json!(shape.context));
-    set("rms_norm_eps", json!(f64::from(shape.eps)));
-    set("num_attention_heads", json!(shape.heads));
-    set("num_key_value_heads", json!(shape.kv_heads));
-    set("head_dim", json!(shape.head_dim));
     set("num_global_key_value_heads", json!(gemma.global_kv_heads));
     set("global_head_dim", json!(gemma.global_head_dim));
     set("attention_k_eq_v", json!(true));
@@ -348,8 +347,6 @@ fn gemma4_config(shape: &Shape, gemma: &Gemma, layers: usize) -> Map<String, Val
     set("hidden_size_per_layer_input", json!(0));
     set("num_kv_shared_layers", json!(0));
     set("use_double_wide_mlp", json!(false));
-    set("attention_bias", json!(false));
-    set("tie_word_embeddings", json!(shape.tied));
     config
 }
 

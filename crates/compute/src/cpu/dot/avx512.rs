@@ -4,12 +4,13 @@
 //! joined by a shift and an add. A transposing reduction then turns partial sums into those of the 16 blocks, or codes were
 //! transposed before, which is less work from the second activation row on.
 
+mod fp4;
 mod nibbles;
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{Codes, FP4_ZERO, Padded, Row, Rows, ScaleKind, Target, chunk, packing, unpack_codes};
+use super::{Codes, Padded, Row, Rows, ScaleKind, Target, chunk, packing, unpack_codes};
 use crate::cpu::lanes::sum_lanes;
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
@@ -24,9 +25,8 @@ const PART: usize = 128;
 
 /// How codes are packed, as a constant: the kernels below are compiled for each.
 const NIBBLES: u8 = 0;
-const FP4: u8 = 1;
-const BYTES: u8 = 2;
-const STREAM: u8 = 3;
+const BYTES: u8 = 1;
+const STREAM: u8 = 2;
 
 /// Products of weight rows `range` with some activation rows.
 ///
@@ -64,7 +64,7 @@ pub(super) unsafe fn multiply_rows(
     unsafe {
         match packing {
             Codes::Nibbles => by_kind!(NIBBLES),
-            Codes::Fp4 => kernel::<FP4, 3, 32>(w, range, x, rows, out),
+            Codes::Fp4 => fp4::multiply(w, range, x, rows, out),
             Codes::Bytes => by_kind!(BYTES),
             Codes::Stream(_) => by_kind!(STREAM),
         }
@@ -130,16 +130,13 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
     let (chunk_bytes, scale_bytes) = (row.chunk_bytes(), CHUNK / GROUP * row.scale_size());
     let bytes_of = |n: usize| inputs[n] as usize * x.blocks * BLOCK * 2;
     let transposed = x.transposed;
-    let planes: &[i8] = if CODES == NIBBLES || CODES == FP4 { &x.paired } else { &x.planes };
+    let planes: &[i8] = if CODES == NIBBLES { &x.paired } else { &x.planes };
     // Everything that is read below is checked here, once for each input row.
     let x_planes: [*const i8; N] =
         std::array::from_fn(|n| planes[bytes_of(n)..][..chunks * 2 * CHUNK].as_ptr());
     let x_scale: [*const f32; N] =
         std::array::from_fn(|n| x.row_scale(inputs[n] as usize).as_ptr());
     let x_sum: [*const f32; N] = std::array::from_fn(|n| x.row_sum(inputs[n] as usize).as_ptr());
-    let x_integers: [*const i32; N] =
-        std::array::from_fn(|n| x.row_integer_sum(inputs[n] as usize).as_ptr());
-    let biased = !row.biases.is_empty();
     // Scales and biases are streams of their own; a line of each serves a row or two.
     for line in 0..row.scales.len().div_ceil(64) {
         for part in [row.scales, row.biases] {
@@ -155,20 +152,19 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
             (
                 row.codes[c * chunk_bytes..].as_ptr(),
                 row.scales[at..].as_ptr(),
-                row.biases.as_ptr().wrapping_add(at),
+                row.biases[at..].as_ptr(),
             )
         } else {
             padded = Padded::new();
             let (codes, scales, biases) = chunk(row, c, &mut padded);
             (codes.as_ptr(), scales.as_ptr(), biases.as_ptr())
         };
-        // SAFETY: a whole chunk of codes, scales and (if biased) biases lies behind each pointer;
+        // SAFETY: a whole chunk of codes, scales and biases lies behind each pointer;
         // activations are padded to whole chunks.
         unsafe {
             let x: [*const i8; N] = std::array::from_fn(|n| x_planes[n].add(c * 2 * CHUNK));
-            let mut integers = match CODES {
+            let integers = match CODES {
                 NIBBLES => nibbles::sums::<N, false>(codes, x, transposed),
-                FP4 => nibbles::sums::<N, true>(codes, x, transposed),
                 BYTES => bytes::<N>(codes, x),
                 _ => {
                     let mut unpacked = [0u8; CHUNK];
@@ -179,21 +175,14 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
             };
             let scale = expand::<KIND, GROUP, 4>(scales);
             for n in 0..N {
-                if CODES == FP4 {
-                    let sums = _mm512_loadu_si512(x_integers[n].add(c * LANE_BLOCKS).cast());
-                    let zero = _mm512_mullo_epi32(sums, _mm512_set1_epi32(FP4_ZERO));
-                    integers[n] = _mm512_sub_epi32(integers[n], zero);
-                }
                 let x_scale = _mm512_loadu_ps(x_scale[n].add(c * LANE_BLOCKS));
                 let product = _mm512_mul_ps(scale, x_scale);
                 acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[n]), product, acc[n]);
             }
-            if biased {
-                let bias = expand::<KIND, GROUP, 4>(biases);
-                for n in 0..N {
-                    let x_sum = _mm512_loadu_ps(x_sum[n].add(c * LANE_BLOCKS));
-                    acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
-                }
+            let bias = expand::<KIND, GROUP, 4>(biases);
+            for n in 0..N {
+                let x_sum = _mm512_loadu_ps(x_sum[n].add(c * LANE_BLOCKS));
+                acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
             }
         }
     }

@@ -137,10 +137,18 @@ fn product(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Vec<f32> {
 
 #[test]
 fn nibbles_are_exact_for_any_rows_and_any_tail() {
+    let affine = |group: usize, scale: Float| {
+        (Encoding::Affine { bits: 4, group, scale }, [128, 256, 384, 512, 640, 768, 1408])
+    };
     let mut random = Random(2);
-    for (group, scale) in [(32, Float::F32), (64, Float::Bf16), (128, Float::F16)] {
-        let encoding = Encoding::Affine { bits: 4, group, scale };
-        for cols in [128, 256, 384, 512, 640, 768, 1408] {
+    for (encoding, widths) in [
+        affine(32, Float::F32),
+        affine(64, Float::Bf16),
+        affine(128, Float::F16),
+        // Any number of blocks; gpt-oss has 2880 columns.
+        (Encoding::Mxfp4, [32, 160, 512, 544, 1376, 2016, 2880]),
+    ] {
+        for cols in widths {
             let w = random_weight(5, cols, encoding, random.next());
             for x_rows in 1..=18 {
                 let x: Vec<f32> = (0..x_rows * cols).map(|_| random.float()).collect();
