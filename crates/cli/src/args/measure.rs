@@ -111,6 +111,9 @@ pub(crate) struct SynthArgs {
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS",
           value_parser = super::at_least_one)]
     pub(crate) layers: Option<usize>,
+    /// Write a draft head for such a model, not the model itself
+    #[arg(long, value_name = "KIND", value_enum, env = "MILLSTREAM_HEAD")]
+    pub(crate) head: Option<SynthHead>,
     /// Format to write; both hold the same values
     #[arg(long, value_enum, default_value_t = SynthFormat::Mlx, env = "MILLSTREAM_FORMAT")]
     pub(crate) format: SynthFormat,
@@ -136,6 +139,15 @@ pub(crate) enum SynthFormat {
     Mlx,
     /// One GGUF file: Q4_1.
     Gguf,
+}
+
+/// The draft heads that `synth` writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SynthHead {
+    /// Into the folder of a model that is there, as one more file.
+    Mtp,
+    /// A folder of its own, in the format of z-lab.
+    Dflash,
 }
 
 /// How the experts of a `synth` model are used.
