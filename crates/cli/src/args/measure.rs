@@ -59,10 +59,19 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SHARE", env = "MILLSTREAM_ORACLE", requires = "pairs",
           value_parser = share)]
     pub(crate) oracle: Option<f64>,
-    /// For --pairs: draft this many tokens in every round, whether it pays or not
-    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_FIXED_DRAFT", requires = "pairs",
-          value_parser = super::at_least_one)]
-    pub(crate) fixed_draft: Option<usize>,
+    /// For --pairs: draft this many tokens in every round, whether it pays or not; of several, each pair takes the next
+    #[arg(
+        long,
+        value_name = "COUNTS",
+        env = "MILLSTREAM_FIXED_DRAFT",
+        requires = "pairs",
+        value_delimiter = ','
+    )]
+    pub(crate) fixed_draft: Vec<usize>,
+    /// For --pairs: write what was drafted, what it took and what came of it, a line for every round
+    #[arg(long, value_name = "FILE", env = "MILLSTREAM_ROUNDS", requires = "pairs",
+          value_hint = clap::ValueHint::FilePath)]
+    pub(crate) rounds: Option<PathBuf>,
     /// Write a trace of the last run's reads and computations, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_TRACE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) trace: Option<PathBuf>,
