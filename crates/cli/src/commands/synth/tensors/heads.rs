@@ -32,39 +32,39 @@ pub(crate) fn mtp(shape: &Shape, values: Values) -> Vec<Tensor> {
 pub(crate) fn dflash(shape: &Shape, draft: &Dflash, layers: usize) -> Vec<Tensor> {
     let hidden = shape.hidden;
     let mut tensors = vec![
-        matrix("fc".into(), hidden, Dflash::taps(layers).len() * hidden),
-        norm("hidden_norm".into(), hidden),
-        norm("norm".into(), hidden),
+        matrix("fc", hidden, Dflash::taps(layers).len() * hidden),
+        norm("hidden_norm", hidden),
+        norm("norm", hidden),
     ];
     let (query, key) = (draft.heads * draft.head_dim, draft.kv_heads * draft.head_dim);
     for layer in 0..draft.layers {
         let name = |part: &str| format!("layers.{layer}.{part}");
         tensors.extend([
-            matrix(name("self_attn.q_proj"), query, hidden),
-            matrix(name("self_attn.k_proj"), key, hidden),
-            matrix(name("self_attn.v_proj"), key, hidden),
-            matrix(name("self_attn.o_proj"), hidden, query),
-            matrix(name("mlp.gate_proj"), draft.width, hidden),
-            matrix(name("mlp.up_proj"), draft.width, hidden),
-            matrix(name("mlp.down_proj"), hidden, draft.width),
-            norm(name("self_attn.q_norm"), draft.head_dim),
-            norm(name("self_attn.k_norm"), draft.head_dim),
-            norm(name("input_layernorm"), hidden),
-            norm(name("post_attention_layernorm"), hidden),
+            matrix(&name("self_attn.q_proj"), query, hidden),
+            matrix(&name("self_attn.k_proj"), key, hidden),
+            matrix(&name("self_attn.v_proj"), key, hidden),
+            matrix(&name("self_attn.o_proj"), hidden, query),
+            matrix(&name("mlp.gate_proj"), draft.width, hidden),
+            matrix(&name("mlp.up_proj"), draft.width, hidden),
+            matrix(&name("mlp.down_proj"), hidden, draft.width),
+            norm(&name("self_attn.q_norm"), draft.head_dim),
+            norm(&name("self_attn.k_norm"), draft.head_dim),
+            norm(&name("input_layernorm"), hidden),
+            norm(&name("post_attention_layernorm"), hidden),
         ]);
     }
     tensors
 }
 
-fn matrix(name: String, rows: usize, cols: usize) -> Tensor {
+fn matrix(name: &str, rows: usize, cols: usize) -> Tensor {
     half(name, vec![rows, cols], Fill::Normal { std: 1.0 / (cols as f32).sqrt() })
 }
 
-fn norm(name: String, len: usize) -> Tensor {
+fn norm(name: &str, len: usize) -> Tensor {
     half(name, vec![len], Fill::NearOne)
 }
 
-fn half(name: String, shape: Vec<usize>, fill: Fill) -> Tensor {
+fn half(name: &str, shape: Vec<usize>, fill: Fill) -> Tensor {
     let cols = shape[shape.len() - 1];
     Tensor {
         mlx: Some(format!("{name}.weight")),
