@@ -2,7 +2,7 @@
 """Whether speculation is ever slower: every source, in memory and streamed, beside plain decoding.
 
     cargo build --release
-    benches/never_slower.py                       # Pebble, and 12 layers of Qwen3.5-35B-A3B, 7 GB
+    benches/never_slower.py                       # Pebble, and 12 layers of Qwen3.5-35B-A3B: 9 GB with what drafts
     benches/never_slower.py --only pebble --pairs 10
 
 A cell is a source (prompt lookup, draft model, MTP, DFlash, or an oracle that is right with a set chance) and a share
@@ -10,9 +10,9 @@ of the experts in memory. `millstream bench --pairs` decodes the same answers wi
 one process, and checks that they are equal. A cell's ratio is speed with drafts over speed without; the interval
 is a bootstrap of the mean over pairs (5 % and 95 %). A cell fails if even the upper end is below 0.97.
 
-The synthetic model has made-up weights and answers noise with noise, so that lookup and the draft model have nothing
-to find in it and are there to cost nothing; it has no heads. Writes results/<date>-speculation-<machine>.json and .md,
-and exits 1 if a cell fails.
+The synthetic model has made-up weights and answers noise with noise; so do its draft model (as many layers of
+Qwen3.5-0.8B in proportion) and its heads, which have the sizes of published ones. None of them is ever right: they are
+there to cost nothing. Writes results/<date>-speculation-<machine>.json and .md, and exits 1 if a cell fails.
 """
 
 import argparse
@@ -33,15 +33,10 @@ SHARES = (1.0, 0.6, 0.3, 0.1)
 LEAST = 0.97
 
 
-def sources(is_pebble):
-    """Name and options of each source."""
-    found = [("prompt lookup", [])]
-    if is_pebble:
-        found += [("draft model", ["--draft-model", "pebble-draft"]), ("MTP", ["--mtp"]),
-                  ("DFlash", ["--dflash", "pebble-dflash"])]
-    else:
-        found += [("draft model", ["--draft-model", "pebble-draft"])]
-    return found + [(f"oracle {chance}", ["--oracle", chance]) for chance in ORACLES]
+def sources(draft, dflash):
+    """Name and options of each source, with this draft model and this DFlash draft."""
+    return [("prompt lookup", []), ("draft model", ["--draft-model", draft]), ("MTP", ["--mtp"]),
+            ("DFlash", ["--dflash", dflash]), *((f"oracle {chance}", ["--oracle", chance]) for chance in ORACLES)]
 
 
 def interval(ratios):
@@ -91,6 +86,8 @@ def main():
     a.add_argument("--shares", default=",".join(map(str, SHARES)), help="shares of the experts [%(default)s]")
     a.add_argument("--like", default="qwen3.5-35b-a3b")
     a.add_argument("--layers", type=int, default=12)
+    a.add_argument("--draft-like", default="qwen3.5-0.8b", help="shape of the synthetic model's draft model [%(default)s]")
+    a.add_argument("--draft-layers", type=int, default=8, help="layers of it; 24 go with the 40 of the whole [%(default)s]")
     a.add_argument("--seed", type=int, default=1)
     a.add_argument("--models", default=peer.default_models(), help="folder for generated models [%(default)s]")
     a.add_argument("--pairs", type=int, default=10)
@@ -104,17 +101,21 @@ def main():
     models = []
     if args.only != "synthetic":
         models.append({"name": "Pebble", "path": peer.HERE.parent / "models" / "pebble", "prompts": True,
-                       "tokens": 160, "experts": 8 * 32})
+                       "tokens": 160, "experts": 8 * 32, "sources": sources("pebble-draft", "pebble-dflash")})
     if args.only != "pebble":
         mlx, _ = peer.synthesize(args.millstream, args.like, args.layers, args.seed, args.models, formats=("mlx",))
+        draft, _ = peer.synthesize(args.millstream, args.draft_like, args.draft_layers, args.seed, args.models,
+                                   formats=("mlx",))
+        dflash = peer.synthesize_heads(args.millstream, args.like, args.layers, args.seed, mlx)
         config = json.loads((mlx / "config.json").read_text())
         config = config.get("text_config", config)
         models.append({"name": f"{args.layers} layers of {args.like}", "path": mlx, "prompts": False,
-                       "tokens": args.gen_tokens, "experts": config["num_hidden_layers"] * config["num_experts"]})
+                       "tokens": args.gen_tokens, "experts": config["num_hidden_layers"] * config["num_experts"],
+                       "sources": sources(draft, dflash)})
     wanted = args.sources.split(",") if args.sources else None
     cells = []
     for model in models:
-        for name, options in sources(model["prompts"]):
+        for name, options in model["sources"]:
             if wanted and name not in wanted:
                 continue
             for share in map(float, args.shares.split(",")):

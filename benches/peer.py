@@ -54,6 +54,18 @@ def synthesize(millstream, like, layers, seed, folder, router=None, formats=("ml
     return mlx, gguf
 
 
+def synthesize_heads(millstream, like, layers, seed, mlx):
+    """Draft heads for a generated model, made if they are not there: its MTP head goes into the model's own folder,
+    beside weights that stay as they are; the folder of its DFlash draft is returned."""
+    dflash = mlx.with_name(f"{mlx.name}-dflash")
+    for head, out, whole in (("mtp", mlx, mlx / "mtp.safetensors"), ("dflash", dflash, dflash / "config.json")):
+        if not whole.exists():
+            print(f"writing {whole}", file=sys.stderr)
+            command = [millstream, "synth", "--like", like, "--seed", seed, "--head", head, "--force", out]
+            run(command + (["--layers", layers] if layers else []))
+    return dflash
+
+
 def vocabulary(mlx):
     """The number of tokens a model in a folder knows."""
     config = json.loads((pathlib.Path(mlx) / "config.json").read_text())

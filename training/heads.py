@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 import configs
 import data
 import model as M
+import schedule
 from train import make_optimisers
 
 START = time.time()
@@ -273,21 +274,10 @@ def distil(hid, target_hid, embedding, weight, hard: float):
     return (ce * weight).sum() / weight.sum().clamp(min=1e-6), agree
 
 
-def arguments(parser):
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--minutes", type=float, default=9.0, help="whole run, start-up included")
-    parser.add_argument("--steps", type=int, default=0, help="fix the number of steps instead of the time")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--lr", type=float, default=2.5e-3)
-    parser.add_argument("--warmup", type=int, default=100)
-    parser.add_argument("--decay-from", type=float, default=0.4)
-    parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--hard", type=float, default=0.7, help="share of the target's choice in the loss, the rest is its distribution")
-    parser.add_argument("--log-every", type=int, default=100)
-    parser.add_argument("--resume", help="weights to start from")
-    return parser
+def arguments():
+    ap = schedule.arguments(lr=2.5e-3, decay_from=0.4, seed=11)
+    ap.add_argument("--hard", type=float, default=0.7, help="share of the target's choice in the loss, the rest is its distribution")
+    return ap
 
 
 def train(head, target, step_loss, args, file):
@@ -313,9 +303,7 @@ def train(head, target, step_loss, args, file):
         frac = step / args.steps if args.steps else 0.0 if t0 is None else (time.time() - t0) / (budget - first)
         if frac >= 1:
             break
-        lr = args.lr * min(1.0, (step + 1) / args.warmup)
-        if frac > args.decay_from:
-            lr *= max(0.01, (1 - frac) / (1 - args.decay_from))
+        lr = schedule.rate(args, step, frac)
         batch = [x.to(device, non_blocking=True) for x in next(loader)]
         loss, numbers = step_loss(batch)
         loss.backward()

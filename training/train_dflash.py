@@ -9,8 +9,6 @@ have written since the anchor; the slots after the first difference do not count
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.nn.functional as F
 
@@ -25,7 +23,7 @@ def pick_anchors(cls, pos, n):
 
 
 def main():
-    ap = heads.arguments(argparse.ArgumentParser())
+    ap = heads.arguments()
     ap.add_argument("--anchors", type=int, default=384, help="blocks per row")
     ap.add_argument("--gamma", type=float, default=7.0, help="weight of slot k is exp(-(k - 1) / gamma)")
     args = ap.parse_args()

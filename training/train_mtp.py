@@ -10,8 +10,6 @@ is zero, as for the first token of a text and for a conversation that is continu
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.nn.functional as F
 
@@ -20,7 +18,7 @@ import heads
 
 
 def main():
-    ap = heads.arguments(argparse.ArgumentParser())
+    ap = heads.arguments()
     ap.add_argument("--unroll", type=int, default=4)
     ap.add_argument("--discount", type=float, default=0.8, help="weight of a step relative to the one before")
     ap.add_argument("--forget", type=float, default=0.02, help="share of hidden states replaced by zero")

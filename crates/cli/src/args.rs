@@ -22,7 +22,7 @@ use machine::cpu::Isa;
 use crate::size::Size;
 pub(crate) use generation::{RunArgs, SamplingArgs};
 pub(crate) use measure::{
-    BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat, SynthRouter,
+    BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat, SynthHead, SynthRouter,
 };
 pub(crate) use repack::RepackArgs;
 pub(crate) use serve::ServeArgs;

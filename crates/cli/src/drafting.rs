@@ -98,6 +98,12 @@ impl Invocation {
 
     /// The head that the options ask for.
     fn open_head(&self, model: &OpenModel, asked: &SpeculationArgs) -> Result<Option<HeadOptions>> {
+        if asked.mtp && asked.dflash.is_some() {
+            let message = "--mtp and --dflash each ask for a head, and a model has one at a time";
+            let hint = "leave --mtp out to draft blocks with DFlash, or --dflash to draft with the model's own head; \
+                        `bench --pairs 10` with either says which is faster here";
+            return Err(Advised::usage(message, hint).into());
+        }
         if asked.mtp {
             let Some(spec) = HeadSpec::mtp(&model.checkpoint, &model.spec)? else {
                 let message = format!("{} has no MTP head", model.name);

@@ -17,7 +17,7 @@ use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
 use crate::sampler::{SampleError, Sampled, Scratch, sample};
 use crate::schedule::{Pace, Prompt, pack};
-use crate::speculation::{Drafter, Oracle, Passed, Report, SourceKind, Speculation};
+use crate::speculation::{Drafter, LoggedRound, Oracle, Passed, Report, SourceKind, Speculation};
 use crate::{Constraint, Error, Event, FinishReason, Request, RequestId, Result, Runner};
 
 /// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
@@ -112,6 +112,18 @@ impl Engine {
         if let Some(drafter) = &mut self.drafter {
             drafter.tell_oracle(oracle);
         }
+    }
+
+    /// Drafts so many tokens in every round from now on, whatever it costs: to see how good a source is.
+    pub fn fix_drafts(&mut self, count: usize) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.fix(count);
+        }
+    }
+
+    /// What the rounds of single answers were like since it was asked last; none were kept before the first time.
+    pub fn take_rounds(&mut self) -> Vec<LoggedRound> {
+        self.drafter.as_mut().map(Drafter::take_log).unwrap_or_default()
     }
 
     /// What came of speculation, if there is any.

@@ -35,7 +35,8 @@ pub use request::{Event, FinishReason, Request, RequestId, Usage};
 pub use runner::{Runner, SequenceFailure};
 pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};
 pub use speculation::{
-    Oracle, PassFit, Report as SpeculationReport, SourceKind, SourceReport, Speculation,
+    LOG_HEADER, LoggedRound, Oracle, PassFit, Report as SpeculationReport, SourceKind,
+    SourceReport, Speculation,
 };
 pub use streaming::{probe, samples};
 pub use watch::{ExpertActivity, ExpertLoad, ExpertShape, ExpertUnion};

@@ -59,10 +59,19 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SHARE", env = "MILLSTREAM_ORACLE", requires = "pairs",
           value_parser = share)]
     pub(crate) oracle: Option<f64>,
-    /// For --pairs: draft this many tokens in every round, whether it pays or not
-    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_FIXED_DRAFT", requires = "pairs",
-          value_parser = super::at_least_one)]
-    pub(crate) fixed_draft: Option<usize>,
+    /// For --pairs: draft this many tokens in every round, whether it pays or not; of several, each pair takes the next
+    #[arg(
+        long,
+        value_name = "COUNTS",
+        env = "MILLSTREAM_FIXED_DRAFT",
+        requires = "pairs",
+        value_delimiter = ','
+    )]
+    pub(crate) fixed_draft: Vec<usize>,
+    /// For --pairs: write what was drafted, what it took and what came of it, a line for every round
+    #[arg(long, value_name = "FILE", env = "MILLSTREAM_ROUNDS", requires = "pairs",
+          value_hint = clap::ValueHint::FilePath)]
+    pub(crate) rounds: Option<PathBuf>,
     /// Write a trace of the last run's reads and computations, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_TRACE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) trace: Option<PathBuf>,
@@ -111,6 +120,9 @@ pub(crate) struct SynthArgs {
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS",
           value_parser = super::at_least_one)]
     pub(crate) layers: Option<usize>,
+    /// Write a draft head for such a model, not the model itself
+    #[arg(long, value_name = "KIND", value_enum, env = "MILLSTREAM_HEAD")]
+    pub(crate) head: Option<SynthHead>,
     /// Format to write; both hold the same values
     #[arg(long, value_enum, default_value_t = SynthFormat::Mlx, env = "MILLSTREAM_FORMAT")]
     pub(crate) format: SynthFormat,
@@ -136,6 +148,15 @@ pub(crate) enum SynthFormat {
     Mlx,
     /// One GGUF file: Q4_1.
     Gguf,
+}
+
+/// The draft heads that `synth` writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SynthHead {
+    /// Into the folder of a model that is there, as one more file.
+    Mtp,
+    /// A folder of its own, in the format of z-lab.
+    Dflash,
 }
 
 /// How the experts of a `synth` model are used.

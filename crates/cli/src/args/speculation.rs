@@ -32,8 +32,7 @@ pub(crate) struct SpeculationArgs {
         long,
         global = true,
         env = "MILLSTREAM_MTP",
-        value_parser = BoolishValueParser::new(),
-        conflicts_with = "dflash"
+        value_parser = BoolishValueParser::new()
     )]
     pub(crate) mtp: bool,
 

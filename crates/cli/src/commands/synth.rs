@@ -2,10 +2,11 @@
 //!
 //! The same seed gives the same model as an MLX folder (affine 4-bit, f16 scales and biases) and
 //! as a GGUF file (Q4_1): every weight decodes to the same f32 in both. The experts of gpt-oss are mxfp4,
-//! and it has no GGUF here. Nothing here runs a model.
+//! and it has no GGUF here. Draft heads of the same shapes are written for what they cost. Nothing here runs a model.
 
 mod draw;
 mod gguf;
+mod heads;
 mod mlx;
 mod parts;
 mod router;
@@ -23,6 +24,7 @@ use machine::disk::Disk;
 
 use crate::size;
 
+pub(crate) use heads::Head;
 pub(crate) use parts::Progress;
 pub(crate) use router::Router;
 pub(crate) use shape::Shape;
@@ -39,6 +41,8 @@ pub(crate) struct Request {
     pub(crate) shape: Shape,
     /// The first so many layers of the shape.
     pub(crate) layers: usize,
+    /// A head for such a model, not the model.
+    pub(crate) head: Option<Head>,
     pub(crate) values: Values,
     pub(crate) format: Format,
     /// A folder for MLX, a file for GGUF.
@@ -93,24 +97,37 @@ impl Request {
             return Err(Error::NoGguf { name: shape.name });
         }
         let threads = machine::cpu::core_count();
-        Ok(Request { shape, layers, values, format, out, force: false, threads })
+        Ok(Request { shape, layers, head: None, values, format, out, force: false, threads })
     }
 
     /// Bytes the weights will take.
     pub(crate) fn weight_bytes(&self) -> u64 {
-        let tensors = tensors::tensors(&self.shape, self.layers, self.values);
+        let tensors = self.tensors();
         match self.format {
             Format::Mlx => mlx::weight_bytes(&tensors, self.values),
             Format::Gguf => gguf::weight_bytes(&tensors, self.values),
+        }
+    }
+
+    fn tensors(&self) -> Vec<tensors::Tensor> {
+        match self.head {
+            None => tensors::tensors(&self.shape, self.layers, self.values),
+            Some(head) => head.tensors(self),
         }
     }
 }
 
 /// Writes the checkpoint; refuses early what cannot succeed.
 pub(crate) fn write(request: &Request, progress: Progress<'_>) -> Result<(), Error> {
-    refuse_existing(request)?;
+    match request.head {
+        None => refuse_existing(request)?,
+        Some(head) => head.check(request)?,
+    }
     refuse_full_disk(&request.out, request.weight_bytes())?;
-    let tensors = tensors::tensors(&request.shape, request.layers, request.values);
+    if let Some(head) = request.head {
+        return head.write(request, progress);
+    }
+    let tensors = request.tensors();
     match request.format {
         Format::Mlx => mlx::write(request, &tensors, progress),
         Format::Gguf => gguf::write(request, &tensors, progress),
@@ -154,6 +171,8 @@ pub(crate) enum Error {
     GroupOf { name: &'static str, got: usize },
     NoGguf { name: &'static str },
     NoRouter { name: &'static str },
+    NoHead { name: &'static str, head: &'static str },
+    OtherModel { path: PathBuf, name: &'static str, got: String },
     Exists { path: PathBuf },
     IsFolder { path: PathBuf },
     IsFile { path: PathBuf },
@@ -181,6 +200,12 @@ impl Error {
             Error::GroupOf { .. } => Some("--group 32 fits every shape".to_owned()),
             Error::NoRouter { .. } => Some("a tuned router is for models with experts".to_owned()),
             Error::NoGguf { .. } => Some("--format mlx writes it".to_owned()),
+            Error::NoHead { .. } => {
+                Some("--like qwen3.5-35b-a3b has both kinds of heads".to_owned())
+            }
+            Error::OtherModel { .. } => {
+                Some("synth writes the model without --head, and then its head".to_owned())
+            }
             Error::Exists { .. } => Some("--force replaces it".to_owned()),
             Error::IsFolder { path } => {
                 let file = path.join("model.gguf");
@@ -206,6 +231,10 @@ impl std::fmt::Display for Error {
             }
             Error::NoGguf { name } => write!(formatter, "{name} cannot be written as GGUF"),
             Error::NoRouter { name } => write!(formatter, "{name} has no router"),
+            Error::NoHead { name, head } => write!(formatter, "there is no {head} of {name}"),
+            Error::OtherModel { path, name, got } => {
+                write!(formatter, "{} is no model like {name}: {got}", path.display())
+            }
             Error::Exists { path } => write!(formatter, "{} is not empty", path.display()),
             Error::IsFolder { path } => write!(formatter, "{} is a folder", path.display()),
             Error::IsFile { path } => write!(formatter, "{} is a file", path.display()),

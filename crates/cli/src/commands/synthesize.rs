@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::synth::{Format, Request, Router, Values, write};
-use crate::args::{SynthArgs, SynthFormat, SynthRouter};
+use super::synth::{Format, Head, Request, Router, Values, write};
+use crate::args::{SynthArgs, SynthFormat, SynthHead, SynthRouter};
 use crate::invocation::Invocation;
 use crate::size;
 
@@ -18,6 +18,11 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
     };
     let values = Values { seed: args.seed, group: args.group, router };
     let mut request = Request::new(&args.like, args.layers, values, format, args.out.clone())?;
+    request.head = match args.head {
+        None => None,
+        Some(SynthHead::Mtp) => Some(Head::mtp(&request.shape)?),
+        Some(SynthHead::Dflash) => Some(Head::dflash(&request.shape)?),
+    };
     request.force = args.force;
     request.threads = invocation.global.threads.unwrap_or(request.threads);
     let weight_bytes = request.weight_bytes();
@@ -27,6 +32,12 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
     written?;
     let (layers, bytes) = (request.layers, size::bytes(weight_bytes));
     let (name, out) = (request.shape.name, args.out.display());
-    eprintln!("{out}: {layers} layers of {name}, {bytes} of weights");
+    match request.head {
+        None => eprintln!("{out}: {layers} layers of {name}, {bytes} of weights"),
+        Some(head) => {
+            let head = head.name();
+            eprintln!("{out}: {head} for {layers} layers of {name}, {bytes} of weights");
+        }
+    }
     Ok(())
 }

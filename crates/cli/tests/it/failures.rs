@@ -25,6 +25,18 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
 }
 
 #[test]
+fn of_two_heads_it_says_which_to_leave_out() {
+    let home = Home::new();
+    for arguments in [["plan", "--mtp", "--dflash"], ["plan", "--dflash=pebble-dflash", "--mtp"]] {
+        let stderr = home.run(&arguments).bad(2);
+        assert_has(
+            &stderr,
+            &["error: --mtp and --dflash each", "hint: leave --mtp out to draft blocks"],
+        );
+    }
+}
+
+#[test]
 fn a_missing_model_names_where_it_was_looked_for() {
     let home = Home::new();
     let stderr = home.run(&["run", "org/repo"]).bad(1);

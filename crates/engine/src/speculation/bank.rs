@@ -31,6 +31,8 @@ pub(super) struct Bank {
     recent: VecDeque<f64>,
     pause: u32,
     next_pause: u32,
+    /// Seconds that a first try would risk and nobody could afford so far.
+    saving_for: f64,
     /// All decode seconds, drafting included.
     pub(super) seconds: f64,
     /// What plain decoding would have taken for the same tokens.
@@ -59,6 +61,7 @@ impl Default for Bank {
             recent: VecDeque::new(),
             pause: 0,
             next_pause: FIRST_PAUSE,
+            saving_for: 0.0,
             seconds: 0.0,
             plain_seconds: 0.0,
             trial_seconds: 0.0,
@@ -80,12 +83,20 @@ impl Bank {
         self.level.is_some_and(|level| level > seconds)
     }
 
+    /// Idle time may pay in as much as this from now on, so that a dear first try can be afforded one day: what a
+    /// draft model has to read before its first draft is the whole prompt.
+    pub(super) fn save_for(&mut self, seconds: f64) {
+        self.saving_for = seconds;
+    }
+
     pub(super) fn settle(&mut self, round: &Settled) {
         let credit = CREDIT * round.plain;
         let level = self.level.unwrap_or(credit);
-        let mut level = (level + SHARE * round.seconds).min(level.max(credit));
+        let goal = credit.max(self.saving_for.min(SAVINGS * round.plain));
+        let mut level = (level + SHARE * round.seconds).min(level.max(goal));
         self.seconds += round.seconds;
         if round.speculative {
+            self.saving_for = 0.0;
             let won = round.worth * round.plain - round.seconds;
             self.plain_seconds += round.worth * round.plain;
             if round.trial {

@@ -201,10 +201,27 @@ impl Controller {
         }
     }
 
+    /// A round begins. [`Controller::plan`] does this; it is for who drafts without asking.
+    pub(crate) fn begin(&mut self, sequences: usize) {
+        self.settle();
+        self.round = Round { sequences, ..Round::default() };
+    }
+
+    /// After drafting without asking: all of each draft is verified.
+    pub(crate) fn take_whole(&mut self, drafts: &[Option<Drafted<'_>>]) -> Vec<usize> {
+        drafts.iter().flatten().for_each(|draft| self.count_drafted(draft));
+        self.round.counts = drafts.iter().map(|d| d.map_or(0, |d| d.buckets.len())).collect();
+        self.round.counts.clone()
+    }
+
+    fn count_drafted(&mut self, draft: &Drafted<'_>) {
+        self.acceptance.drafted(draft.source, draft.buckets);
+        self.counts[draft.source.index()].drafted += draft.buckets.len() as u64;
+    }
+
     /// Before drafting: the source and the number of tokens for each sequence, none for plain decoding.
     pub(crate) fn plan(&mut self, offers: &[Vec<Offer>]) -> Vec<Option<Pick>> {
-        self.settle();
-        self.round = Round { sequences: offers.len(), ..Round::default() };
+        self.begin(offers.len());
         self.round.fixed = vec![None; offers.len()];
         let nothing = vec![None; offers.len()];
         let pausing = self.bank.pausing();
@@ -254,8 +271,7 @@ impl Controller {
         let mut candidates = Vec::with_capacity(drafts.len());
         for draft in drafts {
             candidates.push(draft.map(|draft| {
-                self.acceptance.drafted(draft.source, draft.buckets);
-                self.counts[draft.source.index()].drafted += draft.buckets.len() as u64;
+                self.count_drafted(&draft);
                 let most = draft.buckets.len().min(self.settings.most).min(LONGEST);
                 let buckets = draft.buckets[..most].iter().map(|&bucket| Some(bucket));
                 let survival = self.survival(draft.source, buckets);

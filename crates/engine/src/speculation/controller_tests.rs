@@ -247,6 +247,37 @@ fn a_draft_model_that_lags_is_not_paid_for_in_vain() {
     });
 }
 
+/// Answers of a hundred rounds to prompts of a hundred tokens, which a draft model has not read when they begin.
+fn prompted(controller: &mut Controller, chance: f64, answers: usize) -> Sum {
+    let mut source = Source::steady(DraftModel, chance);
+    (source.step, source.read, source.lags) = (0.003, 0.0003, true);
+    let mut world = World::new(through(TWELVE_LAYERS), vec![source]);
+    let mut all = Sum::default();
+    for _ in 0..answers {
+        world.lag = vec![vec![100]];
+        let sum = world.run(controller, 100);
+        all.seconds += sum.seconds;
+        all.plain_seconds += sum.plain_seconds;
+        all.speculative += sum.speculative;
+    }
+    all
+}
+
+#[test]
+fn a_draft_model_is_tried_though_prompts_are_long() {
+    let world = || World::new(through(TWELVE_LAYERS), steady(DraftModel, 0.9));
+    let mut controller = world().controller();
+    let first = prompted(&mut controller, 0.9, 20);
+    let then = prompted(&mut controller, 0.9, 10);
+    println!("{first:?} {then:?}");
+    assert!(first.gain() > 0.985, "{first:?}");
+    assert!(then.gain() > 1.2, "{first:?} {then:?}");
+    // One that is never right is tried as rarely as before.
+    let mut controller = world().controller();
+    let never = prompted(&mut controller, 0.0, 30);
+    assert!(never.gain() > 0.985, "{never:?}");
+}
+
 #[test]
 fn confidence_tells_drafts_apart() {
     // Half of the tokens are sure, half are hopeless.

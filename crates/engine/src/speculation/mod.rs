@@ -13,6 +13,7 @@ mod controller_tests;
 mod draft_cost;
 mod draft_model;
 mod head;
+mod log;
 mod ngram;
 mod oracle;
 mod pass_cost;
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
 use draft_model::DraftModel;
 use head::HeadSource;
+pub use log::{HEADER as LOG_HEADER, LoggedRound};
 use ngram::NGram;
 pub use oracle::Oracle;
 pub use report::{PassFit, Report, SourceReport};
@@ -37,7 +39,7 @@ pub(crate) use source::Draft;
 pub(crate) use source::Passed;
 use source::{Choice, Source, Wanted};
 
-use experts::StreamedBank;
+use experts::{Missed, StreamedBank};
 use model::{Batch, SegmentKind};
 
 use crate::job::{Active, Job};
@@ -137,9 +139,14 @@ pub(crate) struct Drafter {
     quiet: usize,
     /// Rounds that it will not think about.
     nap: usize,
-    /// Whether a head drafted since the last answer ended, and how many ended before without that.
+    /// Since the last answer ended: whether there was anything to draft for, and whether a head did. And how many
+    /// answers ended before for which none did.
+    asked: bool,
     head_drafted: bool,
     fruitless: usize,
+    /// The round under way, and those before it if somebody wants them.
+    round: LoggedRound,
+    log: Option<Vec<LoggedRound>>,
 }
 
 impl Drafter {
@@ -163,15 +170,29 @@ impl Drafter {
         }
         let streams = target.streamed().is_some();
         let controller = Controller::new(Settings { most, streams });
-        let (quiet, nap, head_drafted, fruitless) = (0, 0, false, 0);
-        Ok(Drafter { most, fixed, controller, sources, quiet, nap, head_drafted, fruitless })
+        Ok(Drafter {
+            most,
+            fixed,
+            controller,
+            sources,
+            quiet: 0,
+            nap: 0,
+            asked: false,
+            head_drafted: false,
+            fruitless: 0,
+            round: LoggedRound::default(),
+            log: None,
+        })
     }
 
     /// Drafts for all answers that are scheduled for their next token; `context` is the longest sequence.
     pub(crate) fn draft(&mut self, target: &mut Runner, active: &mut [Active]) {
         let context = target.options().context;
         let decoding = active.iter().filter(|active| active.rows > 0).count();
-        let room = (LOGIT_ROWS / decoding.max(1)).saturating_sub(1).min(self.most);
+        let most = self.fixed.unwrap_or(self.most);
+        let room = (LOGIT_ROWS / decoding.max(1)).saturating_sub(1).min(most);
+        self.asked = true;
+        self.round = LoggedRound::default();
         let mut offers = Vec::with_capacity(decoding);
         let mut subjects: Vec<&mut Active> =
             active.iter_mut().filter(|active| active.rows > 0).collect();
@@ -191,10 +212,14 @@ impl Drafter {
         }
         let picks = match self.fixed {
             None => self.controller.plan(&offers),
-            Some(_) => offers.iter().map(|offers| first(offers)).collect(),
+            Some(_) => {
+                self.controller.begin(decoding);
+                offers.iter().map(|offers| first(offers)).collect()
+            }
         };
         if picks.iter().all(Option::is_none) {
-            self.quiet += 1;
+            // Who drafts whatever it costs is not quiet.
+            self.quiet += usize::from(self.fixed.is_none());
             self.nap = if self.quiet > QUIET { NAP + 1 } else { 0 };
             // Nor is a head told what the model thinks, until the next prompt.
             target.rest_head(self.quiet > QUIET);
@@ -235,6 +260,8 @@ impl Drafter {
             let outcome = self.sources[index].draft(target, &mut wanted);
             cost.seconds = started.elapsed().as_secs_f64();
             self.controller.observe_draft(&cost);
+            (self.round.source, self.round.behind) = (Some(kind), cost.read);
+            self.round.draft_seconds += cost.seconds;
             if let Err(error) = outcome {
                 tracing::warn!(%error, source = ?kind, "a draft source failed and is left out from now on");
                 wanted.iter_mut().for_each(|wanted| wanted.choice.draft.clear());
@@ -257,8 +284,12 @@ impl Drafter {
             .collect();
         let counts = match self.fixed {
             None => self.controller.trim(&drafts),
-            Some(_) => drafts.iter().map(|d| d.as_ref().map_or(0, |d| d.buckets.len())).collect(),
+            Some(_) => self.controller.take_whole(&drafts),
         };
+        if let Some(draft) = drafts.iter().flatten().next() {
+            self.round.buckets = draft.buckets.to_vec();
+        }
+        self.round.verified = counts.iter().sum();
         for (subject, count) in subjects.into_iter().zip(counts) {
             subject.draft.truncate(count);
             subject.rows = 1 + subject.draft.tokens.len();
@@ -287,17 +318,25 @@ impl Drafter {
     pub(crate) fn observe_pass(&mut self, target: &Runner, batch: &Batch, seconds: f64) {
         let missed = target.streamed().map(StreamedBank::take_missed).unwrap_or_default();
         let prefills = batch.segments.iter().any(|segment| segment.kind == SegmentKind::Prefill);
+        if let Some(log) = self.log.as_mut().filter(|_| !prefills && batch.segments.len() == 1) {
+            let mut round = std::mem::take(&mut self.round);
+            round.pass_seconds = seconds;
+            if missed.wanted > 0 {
+                let depths = round.rows().min(missed.bytes.len());
+                round.missed_bytes = missed.bytes[..depths].to_vec();
+                round.wanted_bytes = wanted_bytes(&missed);
+            }
+            log.push(round);
+        }
         // In a nap nothing is learned either, but while the last nap's round is being thought about.
         if prefills || (self.nap > 0 && self.nap <= NAP) {
             return;
         }
-        // Experts are nearly of one size.
-        let (missed_bytes, not_found) = (missed.total_bytes(), missed.wanted - missed.found);
         self.controller.observe_pass(&Pass {
             rows: batch.rows.len(),
             sequences: batch.segments.len(),
-            missed_bytes,
-            wanted_bytes: (missed_bytes * missed.wanted).checked_div(not_found).unwrap_or(0),
+            missed_bytes: missed.total_bytes(),
+            wanted_bytes: wanted_bytes(&missed),
             missed_by_depth: &missed.bytes,
             seconds,
         });
@@ -319,6 +358,9 @@ impl Drafter {
     pub(crate) fn observe_verdict(&mut self, id: RequestId, draft: &Draft, accepted: usize) {
         let Draft { source: Some(source), buckets, tokens } = draft else { return };
         let source = *source;
+        if let Some(round) = self.log.as_mut().and_then(|log| log.last_mut()) {
+            round.accepted = accepted;
+        }
         self.controller.observe_verdict(&Verdict { source, buckets, accepted });
         let own = self.sources.iter_mut().filter(|own| own.kind() == source);
         own.for_each(|own| own.observe(id, tokens.len(), accepted));
@@ -332,6 +374,16 @@ impl Drafter {
         }
     }
 
+    /// Drafts so many tokens in every round from now on.
+    pub(crate) fn fix(&mut self, count: usize) {
+        self.fixed = Some(count);
+    }
+
+    /// The rounds of single answers since it was asked last; the first time there are none yet.
+    pub(crate) fn take_log(&mut self) -> Vec<LoggedRound> {
+        self.log.replace(Vec::new()).unwrap_or_default()
+    }
+
     /// Nothing of the past is to be remembered.
     pub(crate) fn clear(&mut self) {
         self.sources.iter_mut().for_each(|source| source.clear());
@@ -339,8 +391,11 @@ impl Drafter {
 
     /// An answer ended or lost its sequence.
     pub(crate) fn forget(&mut self, id: RequestId, tokens: &[u32]) {
-        self.fruitless = if self.head_drafted { 0 } else { self.fruitless + 1 };
-        self.head_drafted = false;
+        // An answer that was decoded without asking says nothing about the head.
+        if std::mem::take(&mut self.asked) {
+            self.fruitless = if self.head_drafted { 0 } else { self.fruitless + 1 };
+            self.head_drafted = false;
+        }
         self.sources.iter_mut().for_each(|source| source.forget(id, tokens));
     }
 
@@ -353,6 +408,12 @@ impl Drafter {
     pub(crate) fn report(&self) -> Report {
         self.controller.report()
     }
+}
+
+/// Bytes of all experts that were wanted, which are nearly of one size.
+fn wanted_bytes(missed: &Missed) -> u64 {
+    let not_found = missed.wanted - missed.found;
+    (missed.total_bytes() * missed.wanted).checked_div(not_found).unwrap_or(0)
 }
 
 /// All that the first source offers.

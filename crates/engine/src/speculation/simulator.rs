@@ -93,7 +93,7 @@ pub(super) struct World {
     pub(super) outliers: f64,
     pub(super) random: Random,
     /// Tokens each source lags behind, by sequence.
-    lag: Vec<Vec<usize>>,
+    pub(super) lag: Vec<Vec<usize>>,
 }
 
 /// What a stretch of rounds came to, without noise.

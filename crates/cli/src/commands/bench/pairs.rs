@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use engine::{
-    Dialect, Engine, Event, Oracle, Request, SamplingParams, Speculation, SpeculationReport, Usage,
+    Dialect, Engine, Event, LOG_HEADER, Oracle, Request, SamplingParams, Speculation,
+    SpeculationReport, Usage,
 };
 use machine::facts::Facts;
 use serde::Serialize;
@@ -78,7 +79,7 @@ pub(super) fn run(
     let speculation = Speculation {
         ngram: oracle.is_none() && !invocation.global.speculation.names_a_source(),
         oracle,
-        fixed: args.fixed_draft,
+        fixed: args.fixed_draft.iter().max().copied(),
         ..Speculation::default()
     };
     let mut engine = invocation.load_with(model, pair, speculation)?;
@@ -90,8 +91,14 @@ pub(super) fn run(
         let answer = answer(&mut engine, request)?;
         texts.push([request.prompt.as_slice(), &answer.tokens].concat());
     }
+    if args.rounds.is_some() {
+        engine.take_rounds();
+    }
     let mut pairs = Vec::with_capacity(count);
     for index in 0..count {
+        if let Some(&tokens) = args.fixed_draft.iter().cycle().nth(index) {
+            engine.fix_drafts(tokens);
+        }
         let prompt = index % requests.len();
         if let Some(acceptance) = args.oracle {
             engine.tell_oracle(Oracle { texts: texts.clone(), acceptance, seed: index as u64 });
@@ -123,6 +130,12 @@ pub(super) fn run(
     }
     invocation::finish(engine.runner())?;
     swap.check();
+    if let Some(path) = &args.rounds {
+        let rounds = engine.take_rounds();
+        let lines = rounds.iter().map(|round| format!("{round}\n"));
+        let text: String = [format!("{LOG_HEADER}\n")].into_iter().chain(lines).collect();
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let mut ratios: Vec<f64> = pairs.iter().map(|pair| pair.ratio).collect();
     ratios.sort_by(f64::total_cmp);
     let accepted_drafts = pairs.iter().map(|pair| pair.accepted).sum();

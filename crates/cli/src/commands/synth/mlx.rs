@@ -20,14 +20,34 @@ use super::{BITS, Error, Request, Values};
 /// The size at which mlx-lm starts a new file.
 const SHARD_BYTES: u64 = 5 << 30;
 
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// Where an MTP head lies. mlx-lm reads files whose names begin with `model` and never sees it.
+pub(super) const MTP: &str = "mtp.safetensors";
 
 /// One weight file: what its header declares and what fills it.
 #[derive(Default)]
-struct Shard {
+pub(super) struct Shard {
     declarations: Vec<Declaration>,
     parts: Vec<Part>,
-    bytes: u64,
+    pub(super) bytes: u64,
+}
+
+impl Shard {
+    pub(super) fn push(&mut self, tensor: &Tensor, values: Values) {
+        for (part, (dtype, shape)) in
+            mlx_parts(tensor, values).into_iter().zip(stored(tensor, values.group))
+        {
+            self.bytes += part.bytes();
+            self.declarations.push(Declaration::new(part.name.clone(), dtype, &shape));
+            self.parts.push(part);
+        }
+    }
+
+    /// The tensors in it, by their names in the file.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.declarations.iter().map(|declaration| declaration.name.as_str())
+    }
 }
 
 /// Bytes of all weights.
@@ -55,7 +75,6 @@ pub(crate) fn write(
 fn write_files(request: &Request, tensors: &[Tensor], progress: Progress<'_>) -> Result<(), Error> {
     let shards = shards(tensors, request.values);
     let total: u64 = shards.iter().map(|shard| shard.bytes).sum();
-    let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
     let mut weight_map = Map::new();
     let mut done = 0;
     for (index, shard) in shards.iter().enumerate() {
@@ -63,20 +82,11 @@ fn write_files(request: &Request, tensors: &[Tensor], progress: Progress<'_>) ->
             1 => "model.safetensors".to_owned(),
             count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
-        let path = request.out.join(&name);
-        let failed = |source| Error::weights(&path, source);
-        let mut writer =
-            SafetensorsWriter::create(&path, &shard.declarations, &metadata).map_err(failed)?;
-        stream(&shard.parts, request.threads, |tensor, bytes| {
-            writer.write(tensor, bytes).map_err(failed)?;
-            done += bytes.len() as u64;
+        write_shard(&request.out.join(&name), shard, request.threads, |bytes| {
+            done += bytes;
             progress(done, total);
-            Ok(())
         })?;
-        writer.finish().map_err(failed)?;
-        for declaration in &shard.declarations {
-            weight_map.insert(declaration.name.clone(), json!(name));
-        }
+        weight_map.extend(shard.names().map(|tensor| (tensor.to_owned(), json!(name))));
     }
     weight_map.sort_keys();
     let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
@@ -95,20 +105,35 @@ fn write_files(request: &Request, tensors: &[Tensor], progress: Progress<'_>) ->
     Ok(())
 }
 
+/// One weight file; `progress` is told of every few bytes.
+pub(super) fn write_shard(
+    path: &Path,
+    shard: &Shard,
+    threads: usize,
+    mut progress: impl FnMut(u64),
+) -> Result<(), Error> {
+    let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
+    let failed = |source| Error::weights(path, source);
+    let mut writer =
+        SafetensorsWriter::create(path, &shard.declarations, &metadata).map_err(failed)?;
+    stream(&shard.parts, threads, |tensor, bytes| {
+        writer.write(tensor, bytes).map_err(failed)?;
+        progress(bytes.len() as u64);
+        Ok(())
+    })?;
+    writer.finish().map_err(failed)?;
+    Ok(())
+}
+
 fn shards(tensors: &[Tensor], values: Values) -> Vec<Shard> {
     let mut shards = vec![Shard::default()];
     for tensor in tensors {
-        let parts = mlx_parts(tensor, values);
-        let bytes: u64 = parts.iter().map(Part::bytes).sum();
+        let bytes = mlx_parts(tensor, values).iter().map(Part::bytes).sum::<u64>();
         if shards.last().is_some_and(|last| last.bytes > 0 && last.bytes + bytes > SHARD_BYTES) {
             shards.push(Shard::default());
         }
         if let Some(shard) = shards.last_mut() {
-            for (part, (dtype, shape)) in parts.into_iter().zip(stored(tensor, values.group)) {
-                shard.declarations.push(Declaration::new(part.name.clone(), dtype, &shape));
-                shard.parts.push(part);
-            }
-            shard.bytes += bytes;
+            shard.push(tensor, values);
         }
     }
     shards
@@ -144,20 +169,20 @@ fn stored(tensor: &Tensor, group: usize) -> Vec<(Dtype, Vec<usize>)> {
 }
 
 /// Weights of an earlier model would be read together with the new ones.
-fn remove_weights(folder: &Path) -> Result<(), Error> {
+pub(super) fn remove_weights(folder: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(folder).map_err(|source| Error::io(folder, source))?;
     let paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     for path in paths {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let weights = name.starts_with("model") && name.ends_with(".safetensors");
-        if weights || name == INDEX || name == "config.json" {
+        if weights || name == MTP || name == INDEX || name == "config.json" {
             fs::remove_file(&path).map_err(|source| Error::io(&path, source))?;
         }
     }
     Ok(())
 }
 
-fn pretty(value: &Value) -> String {
+pub(super) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 

@@ -138,6 +138,61 @@ impl Shape {
     }
 }
 
+/// The sizes of a published DFlash draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dflash {
+    pub(crate) layers: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) width: usize,
+    /// The token that stands for one to be guessed.
+    pub(crate) mask: u32,
+    /// Layers that see no more than so many positions, all but the last.
+    pub(crate) window: Option<usize>,
+}
+
+impl Dflash {
+    /// Rows of a block.
+    pub(crate) const BLOCK_SIZE: usize = 16;
+
+    /// The target's layers that it looks at: five, spread as in the published drafts of 32, 40 and 64 layers.
+    pub(crate) fn taps(layers: usize) -> Vec<usize> {
+        let tap = |index: usize| (1 + index * layers.saturating_sub(4) / 4).min(layers - 1);
+        let mut taps: Vec<usize> = (0..5).map(tap).collect();
+        taps.dedup();
+        taps
+    }
+}
+
+/// The draft that z-lab published for a shape, or a tiny one.
+pub(crate) fn dflash(shape: &Shape) -> Option<Dflash> {
+    let published = |layers, kv_heads, width| Dflash {
+        layers,
+        heads: 32,
+        kv_heads,
+        head_dim: 128,
+        width,
+        mask: 248_070,
+        window: None,
+    };
+    match shape.name {
+        "qwen3.5-4b" => Some(published(5, 8, 9728)),
+        "qwen3.5-27b" => Some(Dflash { window: Some(2048), ..published(5, 8, 17_408) }),
+        "qwen3.5-35b-a3b" => Some(published(8, 4, 6144)),
+        "tiny-qwen3.5-moe" => Some(Dflash {
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            width: 512,
+            mask: 4089,
+            window: Some(48),
+        }),
+        _ => None,
+    }
+}
+
 /// The shape called `name`, in any case.
 pub(crate) fn find(name: &str) -> Result<Shape, Error> {
     SHAPES

@@ -9,11 +9,14 @@
 //! the depth: it neither explodes nor forgets its token, and tokens keep choosing different experts.
 
 mod gemma;
+mod heads;
 
 use super::draw::{Fill, Flat, Key};
 use super::router::{self, Router};
 use super::shape::{Delta, Family, FeedForward, RopeScaling, Shape};
 use super::{BITS, Values};
+
+pub(crate) use heads::{dflash, mtp};
 
 /// Deviation of the router's logits: the best of a few hundred experts gets some twenty percent.
 const ROUTER_STD: f32 = 1.5;

@@ -1,5 +1,6 @@
 //! The two formats hold one model, and our loader and engine take it.
 
+mod heads;
 mod router;
 
 use std::collections::BTreeMap;

@@ -243,10 +243,14 @@ impl Controller {
             let expected = value.seconds - value.tokens / choice.value.rate();
             let soon = (expected / (TRYING_SHARE * costs.plain())).max(f64::from(SOONEST));
             let worst = value.seconds - costs.plain();
-            if f64::from(idle.rounds) >= soon.min(f64::from(idle.until))
-                && self.bank.affords(worst + 0.25 * costs.plain())
-            {
+            let risk = worst + 0.25 * costs.plain();
+            if f64::from(idle.rounds) < soon.min(f64::from(idle.until)) {
+                continue;
+            }
+            if self.bank.affords(risk) {
                 due = Some((idle.rounds, sequence, taken, count));
+            } else if self.acceptance.evidence(source) == 0.0 {
+                self.bank.save_for(1.1 * risk);
             }
         }
         if let Some((_, sequence, taken, count)) = due {
