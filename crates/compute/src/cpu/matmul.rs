@@ -24,8 +24,10 @@ use super::tiles::{self, Order, Tile, Unit};
 /// class), 15 Nov 2026.
 const TILE_ROWS: usize = 24;
 
-/// Weight bytes in one task: small enough that two threads finish together.
+/// Weight bytes in one task of one row: small enough that two threads finish together.
 const TASK_BYTES: usize = 96 << 10;
+/// Rows whose products take as long as reading the weights does.
+const READING_ROWS: usize = 2;
 
 /// What products need besides their inputs; grows to the largest call and is kept.
 #[derive(Default)]
@@ -153,7 +155,7 @@ pub(crate) fn multiply(
     }
     scratch.tasks.clear();
     for (i, w) in views.iter().enumerate() {
-        scratch.tasks.extend(cut(w, tiles).map(|range| (i, range)));
+        scratch.tasks.extend(cut(w, rows, tiles).map(|range| (i, range)));
     }
     let targets: Vec<Target> = out
         .iter()
@@ -198,6 +200,16 @@ pub(crate) fn multiply(
             }
         }
     }
+}
+
+/// Bytes of weights that are as much work for so many rows as `bytes` are for one.
+pub(crate) fn task_bytes(bytes: usize, rows: usize) -> usize {
+    bytes * (1 + READING_ROWS) / (rows.max(1) + READING_ROWS)
+}
+
+/// Weight rows that have about so many bytes; at least 16, which fill a line of the output.
+pub(crate) fn rows_of(w: &Matrix<'_>, bytes: usize) -> usize {
+    (bytes / (w.bytes() / w.rows.max(1)).max(1)).max(16)
 }
 
 /// Quantises all rows, on all threads if there are many.
@@ -250,11 +262,11 @@ pub(crate) unsafe fn multiply_in_task(
     unsafe { dot::multiply_rows(isa, w, range, x, rows, out) };
 }
 
-/// Ranges of weight rows of about [`TASK_BYTES`] each; whole panels where tiles are used.
-fn cut(w: &Matrix<'_>, tiles: bool) -> impl Iterator<Item = Range<usize>> + use<> {
+/// Ranges of weight rows, as much work each as [`TASK_BYTES`] are for one row; whole panels where tiles are used.
+fn cut(w: &Matrix<'_>, x_rows: usize, tiles: bool) -> impl Iterator<Item = Range<usize>> + use<> {
     let rows = w.rows;
-    let per_row = (w.bytes() / rows.max(1)).max(1);
-    let mut step = (TASK_BYTES / per_row).max(1);
+    let bytes = if tiles { TASK_BYTES } else { task_bytes(TASK_BYTES, x_rows) };
+    let mut step = rows_of(w, bytes);
     if tiles || step > 32 {
         step = step.next_multiple_of(32);
     }

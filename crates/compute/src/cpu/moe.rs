@@ -19,7 +19,7 @@ use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
 use super::dot::{Rows, Target};
 use super::lanes::sigmoid;
-use super::matmul::{SharedMut, quantise};
+use super::matmul::{SharedMut, quantise, rows_of, task_bytes};
 use super::pool::Pool;
 use super::quantise::Activations;
 use crate::Error;
@@ -36,8 +36,12 @@ const SHARED_PIECE: usize = 128;
 /// Rows of a routed expert that are computed at once: bounds a thread's buffers.
 const ROUTED_PIECE: usize = 512;
 
-/// Weight bytes in one task of a small call.
+/// Weight bytes in one task of a small call, for one row.
 const TASK_BYTES: usize = 64 << 10;
+
+/// Hidden rows up to which one thread quantises them, and how many are a task where there are more.
+const FEW_SLOTS: usize = 24;
+const SLOTS_PIECE: usize = 8;
 
 /// The experts of each row: ids and weights, [rows, k], in rank order.
 #[derive(Default)]
@@ -406,8 +410,19 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
         let slots: Vec<u32> = jobs.iter().flat_map(|job| job.slots.iter().copied()).collect();
         let activations = &mut scratch.hidden_activations;
         activations.resize(isa, slots.len(), width, true);
-        for (i, &slot) in slots.iter().enumerate() {
-            activations.fill(isa, i, &scratch.hidden[slot as usize * widest..][..width]);
+        let (hidden, writer) = (&scratch.hidden, activations.writer());
+        let fill = |i: usize| {
+            // SAFETY: each index is filled by one task.
+            unsafe { writer.fill(isa, i, &hidden[slots[i] as usize * widest..][..width]) };
+        };
+        if slots.len() < FEW_SLOTS {
+            (0..slots.len()).for_each(fill);
+        } else {
+            let pieces = slots.len().div_ceil(SLOTS_PIECE);
+            pool.run(pieces, &|piece| {
+                let first = piece * SLOTS_PIECE;
+                (first..slots.len().min(first + SLOTS_PIECE)).for_each(fill);
+            });
         }
         let mut firsts = Vec::with_capacity(jobs.len());
         let mut first = 0u32;
@@ -432,23 +447,26 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
 fn cut_gate_up(jobs: &[Job<'_>]) -> Vec<(usize, Range<usize>)> {
     // Rows that alternate are cut between pairs.
     let ranges = |(i, job): (usize, &Job<'_>)| {
-        row_ranges(i, job.expert.gate, if job.expert.is_interleaved { 2 } else { 1 })
+        let unit = if job.expert.is_interleaved { 2 } else { 1 };
+        row_ranges(i, job.expert.gate, job.rows.len(), unit)
     };
     jobs.iter().enumerate().flat_map(ranges).collect()
 }
 
 fn cut_down(jobs: &[&Job<'_>]) -> Vec<(usize, Range<usize>)> {
-    jobs.iter().enumerate().flat_map(|(i, job)| row_ranges(i, job.expert.down, 1)).collect()
+    let ranges = |(i, job): (usize, &&Job<'_>)| row_ranges(i, job.expert.down, job.rows.len(), 1);
+    jobs.iter().enumerate().flat_map(ranges).collect()
 }
 
-/// Ranges of about [`TASK_BYTES`] that begin at multiples of `unit` rows.
+/// Ranges that are as much work for `x_rows` rows as [`TASK_BYTES`] are for one, and begin at multiples of `unit` rows.
 fn row_ranges(
     job: usize,
     w: Matrix<'_>,
+    x_rows: usize,
     unit: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
     let rows = w.rows;
-    let step = (TASK_BYTES / (w.bytes() / rows.max(1)).max(1)).clamp(1, rows.max(1));
+    let step = rows_of(&w, task_bytes(TASK_BYTES, x_rows)).min(rows.max(1));
     let step = step.next_multiple_of(unit);
     (0..rows).step_by(step).map(move |start| (job, start..rows.min(start + step)))
 }
