@@ -383,6 +383,36 @@ fn a_very_ambiguous_grammar_is_ended() {
     assert!(matches!(error, Some(ConstraintError::Failed { .. })), "{error:?}");
 }
 
+/// gpt-oss may think in its channel, then writes the header of an answer, and then JSON.
+#[test]
+fn harmony_frames_an_answer_that_follows_a_schema() {
+    let pebble = pebble();
+    let frame = text::tools::ToolFormat::Harmony.frame(&|_| None).expect("a frame");
+    let (head, rules) = (&frame.head, &frame.rules);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+        "additionalProperties": false});
+    let grammar = Grammar::Lark(format!("start: answer\nanswer: {head} %json {schema}\n{rules}"));
+    let accepts = |text: &str| {
+        let mut constraint = pebble.grammars.compile(&grammar, Before::Nothing).expect("grammar");
+        for token in pebble.dialect.tokenizer.encode(text, false).expect("tokens") {
+            if !constraint.mask().expect("a mask").allows(token) {
+                return false;
+            }
+            constraint.accept(token);
+        }
+        let mask = constraint.mask().expect("a mask");
+        pebble.dialect.eos.iter().any(|&end| mask.allows(end))
+    };
+    let thinking = "<|channel|>analysis<|message|>hm {<|end|><|start|>assistant";
+    let answer = "<|channel|>final<|message|>{\"a\": 1}";
+    assert!(accepts(answer));
+    assert!(accepts(&format!("{thinking}{answer}")));
+    assert!(!accepts("{\"a\": 1}"), "a header is missing");
+    assert!(!accepts(thinking), "the answer is missing");
+    assert!(!accepts("<|channel|>final<|message|>no"));
+    assert!(!accepts(&format!("{thinking}<|channel|>final<|message|>{{\"a\": \"x\"}}")));
+}
+
 #[test]
 fn thinking_is_free_and_the_answer_is_not() {
     let mut pebble = pebble();
