@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -22,11 +21,13 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
 use text::Tokenizer;
 
+use compiled::{Compiled, Key};
 use marker::Marker;
-use state::State;
+use state::{Start, State};
 use vocabulary::Vocabulary;
 use worker::{Settled, Slot, Workers};
 
+mod compiled;
 mod lark;
 mod marker;
 mod mask;
@@ -60,6 +61,27 @@ pub enum Grammar {
     Regex(String),
     /// Lark, in `llguidance`'s dialect; its `%json` blocks are treated as [`Grammar::JsonSchema`].
     Lark(String),
+}
+
+/// What may stand before the grammar begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before<'a> {
+    /// Nothing: it begins with the first token.
+    Nothing,
+    /// Thinking, which the prompt has opened: everything up to and including `close` is free, and up to two newline
+    /// tokens may follow it.
+    Thinking {
+        /// Such as `</think>`.
+        close: &'a str,
+    },
+    /// The same if the answer opens it, with exactly these tokens; else the grammar begins at once. Where the grammar
+    /// itself may begin with the first of them, it does.
+    MaybeThinking {
+        /// Such as those of `<think>`.
+        open: &'a [u32],
+        /// Such as `</think>`.
+        close: &'a str,
+    },
 }
 
 /// Why a grammar cannot be used.
@@ -134,6 +156,7 @@ struct Shared {
     vocabulary: Arc<Vocabulary>,
     workers: Workers,
     markers: Mutex<BTreeMap<String, Arc<Marker>>>,
+    compiled: Mutex<Compiled>,
 }
 
 impl Grammars {
@@ -152,25 +175,46 @@ impl Grammars {
             .map_err(|error| GrammarError::Vocabulary { reason: one_line(&error.to_string()) })?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        let (workers, markers) = (Workers::default(), Mutex::default());
-        Ok(Grammars { shared: Arc::new(Shared { factory, vocabulary, workers, markers }) })
+        let (workers, markers, compiled) = (Workers::default(), Mutex::default(), Mutex::default());
+        let shared = Shared { factory, vocabulary, workers, markers, compiled };
+        Ok(Grammars { shared: Arc::new(shared) })
     }
 
-    /// Compiles a grammar: some milliseconds, for the worst that is allowed some hundreds.
-    ///
-    /// With `after` everything up to and including that text (such as `</think>`) is free, and up to two
-    /// newline tokens may follow it. Without, the grammar begins with the first token.
+    /// Compiles a grammar: some milliseconds, for the worst that is allowed some hundreds. The last few are kept,
+    /// for clients that ask for the same again and again.
     pub fn compile(
         &self,
         grammar: &Grammar,
-        after: Option<&str>,
+        before: Before<'_>,
     ) -> Result<Constraint, GrammarError> {
-        let marker = after.map(|text| self.marker(text)).transpose()?;
+        let compiled = || self.shared.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = Key::of(grammar, before);
+        let kept = compiled().get(&key);
+        if let Some(slot) = kept {
+            let slot = Arc::new(self.shared.workers.fork(&slot));
+            return Ok(Constraint { shared: Arc::clone(&self.shared), slot, mask: None });
+        }
+        let constraint = self.compile_anew(grammar, before)?;
+        // Not the constraint itself: it holds what holds this list.
+        compiled().keep(key, constraint.clone().slot);
+        Ok(constraint)
+    }
+
+    fn compile_anew(
+        &self,
+        grammar: &Grammar,
+        before: Before<'_>,
+    ) -> Result<Constraint, GrammarError> {
+        let start = match before {
+            Before::Nothing => Start::Inside,
+            Before::Thinking { close } => Start::Free(self.marker(close)?),
+            Before::MaybeThinking { open, close } => Start::Maybe(open.into(), self.marker(close)?),
+        };
         let vocabulary = Arc::clone(&self.shared.vocabulary);
         let build = || {
             let parser = self.shared.factory.create_parser(prepare(grammar)?);
             let parser = parser.map_err(|error| compiler_error(&format!("{error:#}")))?;
-            State::new(vocabulary, Matcher::new(Ok(parser)), marker).map_err(|error| match error {
+            State::new(vocabulary, Matcher::new(Ok(parser)), start).map_err(|error| match error {
                 ConstraintError::Failed { reason } => GrammarError::TooComplex { reason },
                 _ => schema::invalid("nothing that the model can write satisfies it"),
             })
@@ -225,13 +269,6 @@ impl Constraint {
         Ok(self.mask.insert(settled.mask))
     }
 
-    /// The same, but waits no longer than this, and has none if it is not done by then: for who would rather
-    /// go on with other answers.
-    pub fn mask_within(&mut self, longest: Duration) -> Result<Option<&Mask>, ConstraintError> {
-        let settled = self.shared.workers.settled(&self.slot, longest).transpose()?;
-        Ok(settled.map(|settled| &**self.mask.insert(settled.mask)))
-    }
-
     /// Notes the token that came, and has the next mask computed meanwhile. What is wrong with the token is
     /// told by the next [`Constraint::mask`].
     pub fn accept(&mut self, token: u32) {
@@ -245,23 +282,15 @@ impl Constraint {
     }
 
     fn settled(&self) -> Result<Settled, ConstraintError> {
-        loop {
-            if let Some(settled) = self.shared.workers.settled(&self.slot, Duration::MAX) {
-                return settled;
-            }
-        }
+        self.shared.workers.settled(&self.slot)
     }
 }
 
 impl Clone for Constraint {
     /// Another answer that goes on from here on its own: compile once, clone for every choice.
     fn clone(&self) -> Constraint {
-        loop {
-            if let Some(slot) = self.shared.workers.fork(&self.slot, Duration::MAX) {
-                let shared = Arc::clone(&self.shared);
-                return Constraint { shared, slot: Arc::new(slot), mask: None };
-            }
-        }
+        let slot = Arc::new(self.shared.workers.fork(&self.slot));
+        Constraint { shared: Arc::clone(&self.shared), slot, mask: None }
     }
 }
 

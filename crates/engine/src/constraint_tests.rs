@@ -100,7 +100,7 @@ fn check_language(grammar: &Grammar, words: &BTreeSet<String>, seed: u64) {
     tokens.insert(vec![0xFF]);
     let toy = Toy::new(tokens, random(2) == 1);
     let ends = &toy.grammars.shared.vocabulary.ends;
-    let compiled = toy.grammars.compile(grammar, None).unwrap();
+    let compiled = toy.grammars.compile(grammar, Before::Nothing).unwrap();
 
     for _ in 0..20 {
         let mut constraint = compiled.clone();
@@ -188,7 +188,7 @@ fn control_tokens_come_only_if_they_are_named() {
     #[track_caller]
     fn check(toy: &Toy, grammar: &str, begin: &[&str], want: &[&str]) {
         let mut constraint =
-            toy.grammars.compile(&Grammar::Lark(grammar.to_owned()), None).unwrap();
+            toy.grammars.compile(&Grammar::Lark(grammar.to_owned()), Before::Nothing).unwrap();
         begin.iter().for_each(|token| constraint.accept(toy.id(token)));
         let want = Mask::of(toy.tokens.len() + 5, want.iter().map(|token| toy.id(token)));
         assert_eq!(constraint.mask().unwrap(), &want);
@@ -229,7 +229,8 @@ const FREE: [&str; 14] = [
 fn check_after(tokens: &[&str], forbidden: &[&str]) {
     let toy = Toy::of(&FREE);
     let grammar = Grammar::Regex("[0-9]".to_owned());
-    let mut constraint = toy.grammars.compile(&grammar, Some("</think>")).unwrap();
+    let mut constraint =
+        toy.grammars.compile(&grammar, Before::Thinking { close: "</think>" }).unwrap();
     tokens.iter().for_each(|token| constraint.accept(toy.id(token)));
     let mask = constraint.mask().unwrap();
     let got: BTreeSet<&str> =
@@ -260,11 +261,76 @@ fn all_is_free_until_the_marker() {
     check_after(&["</think>", "\n", "1"], &all_but(&["<|end|>"]));
 }
 
+/// With `[0-9]` alone or after `<`, `think>`, …, `</think>`: what may follow these tokens.
+#[track_caller]
+fn check_maybe(tokens: &[&str], allowed: &[&str]) {
+    let toy = Toy::of(&FREE);
+    let open = [toy.id("<"), toy.id("think>")];
+    let before = Before::MaybeThinking { open: &open, close: "</think>" };
+    let mut constraint = toy.grammars.compile(&Grammar::Regex("[0-9]".to_owned()), before).unwrap();
+    tokens.iter().for_each(|token| constraint.accept(toy.id(token)));
+    let mask = constraint.mask().unwrap();
+    let got: BTreeSet<&str> =
+        FREE.into_iter().chain(["<|end|>"]).filter(|token| mask.allows(toy.id(token))).collect();
+    assert_eq!(got, allowed.iter().copied().collect());
+}
+
+#[test]
+fn thinking_may_be_opened_by_the_answer_and_need_not_be() {
+    check_maybe(&[], &["<", "1"]);
+    check_maybe(&["1"], &["<|end|>"]);
+    check_maybe(&["<"], &["think>"]);
+    let never = ["<|end|>", "</think>1", "</think>\n\n\n"];
+    let free: Vec<&str> = FREE.into_iter().filter(|token| !never.contains(token)).collect();
+    check_maybe(&["<", "think>"], &free);
+    check_maybe(&["<", "think>", "a", "1"], &free);
+    check_maybe(&["<", "think>", "a", "</think>"], &["1", "\n", "\n\n"]);
+    check_maybe(&["<", "think>", "a", "</think>", "\n", "1"], &["<|end|>"]);
+}
+
+#[test]
+fn a_grammar_that_begins_like_thinking_is_followed() {
+    let toy = Toy::of(&FREE);
+    let open = [toy.id("<"), toy.id("think>")];
+    let before = Before::MaybeThinking { open: &open, close: "</think>" };
+    let grammar = Grammar::Regex("<1".to_owned());
+    let mut constraint = toy.grammars.compile(&grammar, before).unwrap();
+    constraint.accept(toy.id("<"));
+    assert_eq!(constraint.mask().unwrap().tokens().collect::<Vec<_>>(), [toy.id("1")]);
+}
+
+#[test]
+fn what_was_compiled_is_kept_for_the_next_and_unchanged_by_the_last() {
+    let toy = Toy::of(&["a", "b"]);
+    let kept = || toy.grammars.shared.compiled.lock().unwrap().len();
+    let grammar = Grammar::Regex("ab".to_owned());
+    let first = |constraint: &mut Constraint| constraint.mask().unwrap().tokens().next().unwrap();
+    for _ in 0..3 {
+        let mut constraint = toy.grammars.compile(&grammar, Before::Nothing).unwrap();
+        assert_eq!(first(&mut constraint), toy.id("a"));
+        constraint.accept(toy.id("a"));
+        assert_eq!(first(&mut constraint), toy.id("b"));
+        assert_eq!(kept(), 1);
+    }
+    // What comes before is part of it, and so is the order of a schema's properties.
+    toy.grammars.compile(&grammar, Before::Thinking { close: "b" }).unwrap();
+    assert_eq!(kept(), 2);
+    for count in 1..40 {
+        toy.grammars.compile(&Grammar::Regex(format!("a{{{count}}}")), Before::Nothing).unwrap();
+    }
+    assert_eq!(kept(), 16);
+    let refused = Grammar::Regex("c".to_owned());
+    for _ in 0..2 {
+        toy.grammars.compile(&refused, Before::Nothing).unwrap_err();
+    }
+}
+
 #[test]
 fn newlines_that_the_grammar_wants_are_its_own() {
     let toy = Toy::of(&["</think>", "\n", "1"]);
     let grammar = Grammar::Regex("\\n1".to_owned());
-    let mut constraint = toy.grammars.compile(&grammar, Some("</think>")).unwrap();
+    let mut constraint =
+        toy.grammars.compile(&grammar, Before::Thinking { close: "</think>" }).unwrap();
     constraint.accept(toy.id("</think>"));
     constraint.accept(toy.id("\n"));
     assert_eq!(constraint.mask().unwrap().tokens().collect::<Vec<_>>(), [toy.id("1")]);
@@ -302,7 +368,8 @@ proptest! {
 #[test]
 fn a_forbidden_token_fails_its_own_answer_for_good() {
     let toy = Toy::of(&["a", "b"]);
-    let fresh = toy.grammars.compile(&Grammar::Regex("a{1,5}".to_owned()), None).unwrap();
+    let fresh =
+        toy.grammars.compile(&Grammar::Regex("a{1,5}".to_owned()), Before::Nothing).unwrap();
     let mut right = fresh.clone();
     let mut wrong = fresh.clone();
     right.accept(toy.id("a"));
@@ -316,7 +383,8 @@ fn a_forbidden_token_fails_its_own_answer_for_good() {
     assert!(right.mask().unwrap().allows(toy.id("<|end|>")));
     assert!(!fresh.clone().mask().unwrap().allows(toy.id("<|end|>")));
     let past = {
-        let mut constraint = toy.grammars.compile(&Grammar::Regex("a".to_owned()), None).unwrap();
+        let mut constraint =
+            toy.grammars.compile(&Grammar::Regex("a".to_owned()), Before::Nothing).unwrap();
         constraint.accept(toy.id("a"));
         constraint.accept(toy.id("a"));
         constraint.mask().unwrap_err()
@@ -328,10 +396,10 @@ fn a_forbidden_token_fails_its_own_answer_for_good() {
 fn bytes_without_a_token_are_an_error() {
     let toy = Toy::of(&["a"]);
     let grammar = Grammar::Regex("ab".to_owned());
-    let mut constraint = toy.grammars.compile(&grammar, None).unwrap();
+    let mut constraint = toy.grammars.compile(&grammar, Before::Nothing).unwrap();
     constraint.accept(toy.id("a"));
     assert_eq!(constraint.mask().unwrap_err(), ConstraintError::Stuck);
-    let error = toy.grammars.compile(&Grammar::Regex("b".to_owned()), None).unwrap_err();
+    let error = toy.grammars.compile(&Grammar::Regex("b".to_owned()), Before::Nothing).unwrap_err();
     assert!(matches!(error, GrammarError::Invalid { .. }), "{error}");
 }
 

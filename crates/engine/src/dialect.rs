@@ -30,6 +30,8 @@ pub struct Dialect {
     pub reasoning: Option<ReasoningMarkers>,
     /// Whether the template takes `enable_thinking`.
     pub can_switch_thinking: bool,
+    /// Whether the template knows the marks around thinking: then a model may open it itself.
+    pub knows_thinking: bool,
 }
 
 /// A rendered prompt.
@@ -65,6 +67,8 @@ impl Dialect {
             .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
             .and_then(|config| config["model_type"].as_str().map(str::to_owned));
         let eos = eos_ids(read, &tokenizer)?;
+        let reasoning = ReasoningMarkers::detect(&source);
+        let knows_thinking = reasoning.as_ref().is_some_and(|marks| source.contains(&marks.close));
         let config = read("generation_config.json");
         let config = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Ok(Dialect {
@@ -73,8 +77,9 @@ impl Dialect {
             eos,
             defaults: defaults(config.as_ref()),
             tools: ToolFormat::detect(&source, model_type.as_deref().unwrap_or_default()),
-            reasoning: ReasoningMarkers::detect(&source),
+            reasoning,
             can_switch_thinking: source.contains("enable_thinking"),
+            knows_thinking,
         })
     }
 
@@ -115,6 +120,17 @@ impl Dialect {
         let Ok(closed) = self.prompt(&closed) else { return 0 };
         let pairs = prompt.tokens.iter().zip(&closed.tokens);
         pairs.take_while(|(ours, theirs)| ours == theirs).count()
+    }
+
+    /// The tokens with which an answer to this prompt may open thinking itself: none where the prompt has opened it,
+    /// or closed it at once, as templates do that are told not to think.
+    pub fn thinking_tokens(&self, prompt: &str) -> Option<Vec<u32>> {
+        let marks = self.reasoning.as_ref().filter(|_| self.knows_thinking)?;
+        let end = prompt.trim_end();
+        if end.ends_with(&marks.close) || end.ends_with(&marks.open) {
+            return None;
+        }
+        self.tokenizer.encode(&marks.open, false).ok().filter(|tokens| !tokens.is_empty())
     }
 
     /// The id of a text that is one special token.

@@ -23,7 +23,7 @@ mod speculation;
 mod streaming;
 mod watch;
 
-pub use constraint::{Constraint, ConstraintError, Grammar, GrammarError, Grammars, Mask};
+pub use constraint::{Before, Constraint, ConstraintError, Grammar, GrammarError, Grammars, Mask};
 pub use dialect::{Dialect, Heard, Listener, Prompt};
 pub use engine::Engine;
 pub use error::{Error, Result};

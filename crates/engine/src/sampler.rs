@@ -14,6 +14,8 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use compute::logits::{mass, weight};
+
 use crate::Mask;
 
 /// How the next token is chosen.
@@ -207,6 +209,9 @@ pub struct Scratch {
     candidates: Vec<Candidate>,
     weights: Vec<f64>,
 }
+
+/// Logits that are compared with the bar at once.
+const RANKED_TOGETHER: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
@@ -420,13 +425,19 @@ fn rank(logits: &[f32], count: usize, candidates: &mut Vec<Candidate>) {
     }
     // Whatever is not above the count-th best so far cannot be among the best: an equal one has a higher id.
     let mut bar = f32::NEG_INFINITY;
-    for (token, &logit) in (0u32..).zip(logits) {
-        if logit > bar {
-            candidates.push(Candidate { logit, token });
-            if candidates.len() == count.saturating_mul(2) {
-                candidates.select_nth_unstable_by(count - 1, likelier);
-                candidates.truncate(count);
-                bar = candidates[count - 1].logit;
+    for (chunk, first) in logits.chunks(RANKED_TOGETHER).zip((0u32..).step_by(RANKED_TOGETHER)) {
+        // Most have nothing above the bar, and that is seen of all at once.
+        if !chunk.iter().fold(false, |above, &logit| above | (logit > bar)) {
+            continue;
+        }
+        for (token, &logit) in (first..).zip(chunk) {
+            if logit > bar {
+                candidates.push(Candidate { logit, token });
+                if candidates.len() == count.saturating_mul(2) {
+                    candidates.select_nth_unstable_by(count - 1, likelier);
+                    candidates.truncate(count);
+                    bar = candidates[count - 1].logit;
+                }
             }
         }
     }
@@ -441,71 +452,6 @@ fn rank(logits: &[f32], count: usize, candidates: &mut Vec<Candidate>) {
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
 }
-
-/// What a logit weighs against the best, which weighs 1.
-fn weight(logit: f32, best: f32, inverse_temperature: f64) -> f64 {
-    exp([(f64::from(logit) - f64::from(best)) * inverse_temperature])[0]
-}
-
-/// The weights of all tokens together, in one fixed order.
-fn mass(logits: &[f32], best: f32, inverse_temperature: f64) -> f64 {
-    const LANES: usize = 8;
-    let mut sums = [0.0; LANES];
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let mut last = [f32::NEG_INFINITY; LANES];
-    last[..rest.len()].copy_from_slice(rest);
-    for chunk in chunks.iter().chain([&last]) {
-        let x = chunk.map(|logit| (f64::from(logit) - f64::from(best)) * inverse_temperature);
-        let weights = exp(x);
-        for lane in 0..LANES {
-            sums[lane] += weights[lane];
-        }
-    }
-    sums.iter().sum()
-}
-
-/// `eˣ` for `x ≤ 0`, to within two units in the last place; 0 below -700. Additions and multiplications only, so it is
-/// the same on every platform; each step is done for all of `x`, so that the compiler does several at once.
-#[inline(always)]
-fn exp<const N: usize>(x: [f64; N]) -> [f64; N] {
-    // Adding this leaves the nearest integer in the low bits.
-    const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 · 2⁵²
-    // ln 2 in two parts: the first has zeros enough at its end that its product with any |k| < 2¹¹ is exact (fdlibm).
-    const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
-    const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    let clamped = x.map(|x| if x > -700.0 { x } else { -700.0 });
-    let shifted = clamped.map(|x| x * std::f64::consts::LOG2_E + ROUND);
-    let mut r = [0.0; N]; // x - k ln 2, |r| ≤ ln 2 / 2
-    for i in 0..N {
-        let k = shifted[i] - ROUND;
-        r[i] = (clamped[i] - k * LN_2_HIGH) - k * LN_2_LOW;
-    }
-    // Taylor's series: the first term left out is below 0.35¹⁴ / 14! < 5e-18.
-    let mut y = [INVERSE_FACTORIALS[13]; N];
-    for n in (0..13).rev() {
-        for i in 0..N {
-            y[i] = y[i] * r[i] + INVERSE_FACTORIALS[n];
-        }
-    }
-    for i in 0..N {
-        let power = f64::from_bits(shifted[i].to_bits().wrapping_add(1023) << 52); // 2ᵏ
-        y[i] = if x[i] < -700.0 { 0.0 } else { y[i] * power };
-    }
-    y
-}
-
-/// 1 / n!
-const INVERSE_FACTORIALS: [f64; 14] = {
-    let mut table = [1.0; 14];
-    let mut factorial = 1.0;
-    let mut n = 1;
-    while n < table.len() {
-        factorial *= n as f64;
-        table[n] = 1.0 / factorial;
-        n += 1;
-    }
-    table
-};
 
 /// A number in [0, 1) that depends on seed and position alone: SplitMix64 (Steele, Lea, Flood 2014) from a mixed seed,
 /// so that neighbouring seeds do not walk the same numbers one step apart.

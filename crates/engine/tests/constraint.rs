@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use checkpoint::Checkpoint;
 use engine::{
-    ConstraintError, Dialect, Engine, Event, FinishReason, Grammar, Grammars, Options, Request,
-    Runner, SamplingParams,
+    Before, ConstraintError, Dialect, Engine, Event, FinishReason, Grammar, Grammars, Options,
+    Request, Runner, SamplingParams,
 };
 use serde_json::{Value, json};
 use text::ChatRequest;
@@ -54,7 +54,7 @@ impl Pebble {
             max_tokens,
             stop_tokens: self.dialect.eos.clone(),
             sampling: SamplingParams { temperature, seed, ..SamplingParams::default() },
-            constraint: Some(self.grammars.compile(grammar, None).expect("grammar")),
+            constraint: Some(self.grammars.compile(grammar, Before::Nothing).expect("grammar")),
             ..Request::default()
         }
     }
@@ -371,7 +371,7 @@ fn a_very_ambiguous_grammar_is_ended() {
     }
     let grammars = pebble().grammars.clone();
     let lark = Grammar::Lark("start: x\nx: x x x | x x | /[a-z]/".to_owned());
-    let mut constraint = grammars.compile(&lark, None).expect("grammar");
+    let mut constraint = grammars.compile(&lark, Before::Nothing).expect("grammar");
     let error = (0..1000).find_map(|_| match constraint.mask() {
         Ok(mask) => {
             let letter = mask.tokens().next().expect("a letter");
@@ -381,6 +381,36 @@ fn a_very_ambiguous_grammar_is_ended() {
         Err(error) => Some(error),
     });
     assert!(matches!(error, Some(ConstraintError::Failed { .. })), "{error:?}");
+}
+
+/// gpt-oss may think in its channel, then writes the header of an answer, and then JSON.
+#[test]
+fn harmony_frames_an_answer_that_follows_a_schema() {
+    let pebble = pebble();
+    let frame = text::tools::ToolFormat::Harmony.frame(&|_| None).expect("a frame");
+    let (head, rules) = (&frame.head, &frame.rules);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+        "additionalProperties": false});
+    let grammar = Grammar::Lark(format!("start: answer\nanswer: {head} %json {schema}\n{rules}"));
+    let accepts = |text: &str| {
+        let mut constraint = pebble.grammars.compile(&grammar, Before::Nothing).expect("grammar");
+        for token in pebble.dialect.tokenizer.encode(text, false).expect("tokens") {
+            if !constraint.mask().expect("a mask").allows(token) {
+                return false;
+            }
+            constraint.accept(token);
+        }
+        let mask = constraint.mask().expect("a mask");
+        pebble.dialect.eos.iter().any(|&end| mask.allows(end))
+    };
+    let thinking = "<|channel|>analysis<|message|>hm {<|end|><|start|>assistant";
+    let answer = "<|channel|>final<|message|>{\"a\": 1}";
+    assert!(accepts(answer));
+    assert!(accepts(&format!("{thinking}{answer}")));
+    assert!(!accepts("{\"a\": 1}"), "a header is missing");
+    assert!(!accepts(thinking), "the answer is missing");
+    assert!(!accepts("<|channel|>final<|message|>no"));
+    assert!(!accepts(&format!("{thinking}<|channel|>final<|message|>{{\"a\": \"x\"}}")));
 }
 
 #[test]
@@ -400,7 +430,10 @@ fn thinking_is_free_and_the_answer_is_not() {
             chat.enable_thinking = Some(true);
             let prompt = pebble.dialect.prompt(&chat).expect("prompt");
             assert!(prompt.text.trim_end().ends_with("<think>"), "{:?}", prompt.text);
-            let constraint = pebble.grammars.compile(&grammar, Some("</think>")).expect("grammar");
+            let constraint = pebble
+                .grammars
+                .compile(&grammar, Before::Thinking { close: "</think>" })
+                .expect("grammar");
             Request {
                 prompt: prompt.tokens,
                 max_tokens: 1000,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use checkpoint::Checkpoint;
-use engine::{Dialect, Grammar, GrammarError, Grammars};
+use engine::{Before, Dialect, Grammar, GrammarError, Grammars};
 use serde_json::{Value, json};
 
 fn grammars() -> &'static Grammars {
@@ -20,7 +20,7 @@ fn grammars() -> &'static Grammars {
 /// The grammar is refused for this reason, in a line that holds these words.
 #[track_caller]
 fn check(grammar: &Grammar, kind: &str, words: &str) {
-    let error = match grammars().compile(grammar, None) {
+    let error = match grammars().compile(grammar, Before::Nothing) {
         Ok(_) => panic!("{grammar:?} was taken"),
         Err(error) => error,
     };
@@ -157,7 +157,7 @@ fn bad_expressions_are_refused() {
 fn usual_schemas_are_taken() {
     let take = |schema: Value| {
         grammars()
-            .compile(&Grammar::JsonSchema(schema.clone()), None)
+            .compile(&Grammar::JsonSchema(schema.clone()), Before::Nothing)
             .unwrap_or_else(|e| panic!("{e}: {schema}"));
     };
     take(json!({}));

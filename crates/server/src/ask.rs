@@ -37,6 +37,8 @@ pub(crate) struct Ask {
     pub(crate) parallel_tool_calls: bool,
     /// What the answer must look like.
     pub(crate) grammar: Option<Grammar>,
+    /// Where the client said so, for errors.
+    pub(crate) grammar_field: String,
     /// The longest answer; until the context is full if `None`.
     pub(crate) max_tokens: Option<usize>,
     /// How tokens are chosen, where the client says so.
@@ -89,6 +91,7 @@ impl Ask {
             tool_choice: Choice::Auto,
             parallel_tool_calls: true,
             grammar: None,
+            grammar_field: "response_format".to_owned(),
             max_tokens: None,
             sampling: Wishes::default(),
             stop: Vec::new(),

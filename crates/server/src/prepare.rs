@@ -6,9 +6,10 @@
 
 use std::sync::{Arc, LazyLock};
 
-use engine::{Constraint, Grammar, GrammarError, Listener, Prompt, Request};
+use engine::{Before, Constraint, Grammar, GrammarError, Listener, Prompt, Request};
+use serde_json::Value;
 use text::ChatRequest;
-use text::tools::{Choice, ToolFormat};
+use text::tools::{Choice, Frame};
 use tokio::sync::Semaphore;
 
 use crate::answers::Answers;
@@ -109,7 +110,7 @@ fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
         }
     };
     let first = listener();
-    let constraint = constraint(model, ask, &first)?;
+    let constraint = constraint(model, ask, &prompt, &first)?;
     let max_tokens = ask.max_tokens.unwrap_or(usize::MAX);
     let request = |choice: usize| Request {
         prompt: prompt.tokens.clone(),
@@ -172,11 +173,23 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
 }
 
 /// What the answer must look like: a call of a tool, no call, or what the client says.
-fn constraint(model: &Model, ask: &Ask, listener: &Listener) -> Result<Option<Constraint>> {
+fn constraint(
+    model: &Model,
+    ask: &Ask,
+    prompt: &Prompt,
+    listener: &Listener,
+) -> Result<Option<Constraint>> {
+    let opening = model.dialect.thinking_tokens(&prompt.text).filter(|_| !ask.is_raw);
     // Thinking stays free: the grammar begins behind it.
-    let close = model.dialect.reasoning.as_ref().map(|markers| markers.close.as_str());
-    let after = close.filter(|_| listener.is_reasoning());
-    let compile = |grammar: &Grammar| model.grammars.compile(grammar, after);
+    let before = match &model.dialect.reasoning {
+        Some(markers) if listener.is_reasoning() => Before::Thinking { close: &markers.close },
+        Some(markers) => match &opening {
+            Some(open) => Before::MaybeThinking { open, close: &markers.close },
+            None => Before::Nothing,
+        },
+        None => Before::Nothing,
+    };
+    let compile = |grammar: &Grammar| model.grammars.compile(grammar, before);
 
     let may_call = !ask.tools.is_empty() && model.dialect.tools.is_some();
     let (field, compiled) = match (&ask.tool_choice, &ask.grammar) {
@@ -192,7 +205,11 @@ fn constraint(model: &Model, ask: &Ask, listener: &Listener) -> Result<Option<Co
                 _ => None,
             };
             let compiled = either.and_then(|either| compile(&either).ok());
-            ("response_format", compiled.map_or_else(|| compile(grammar), Ok))
+            let alone = || match framed(model, ask, grammar) {
+                Some(framed) => compile(&framed),
+                None => compile(grammar),
+            };
+            (ask.grammar_field.as_str(), compiled.map_or_else(alone, Ok))
         }
         (_, None) => return Ok(None),
     };
@@ -205,18 +222,35 @@ fn constraint(model: &Model, ask: &Ask, listener: &Listener) -> Result<Option<Co
 /// Calls of tools, or JSON that follows the client's grammar, as the model likes; `None` if the two do not
 /// go together.
 fn call_or_answer(model: &Model, ask: &Ask, grammar: &Grammar) -> Option<Grammar> {
-    let schema = match grammar {
-        Grammar::JsonObject => serde_json::json!({"type": "object"}),
-        Grammar::JsonSchema(schema) => schema.clone(),
-        Grammar::Regex(_) | Grammar::Lark(_) => return None,
-    };
-    // Harmony's answers have a frame of their own.
-    if model.dialect.tools == Some(ToolFormat::Harmony) {
-        return None;
-    }
+    let schema = schema_of(grammar)?;
     let calls = tool_grammar(model, ask, &Choice::Required).ok()?;
     let calls = calls.strip_prefix("start: ")?;
-    Some(Grammar::Lark(format!("start: answer | calls\nanswer: %json {schema}\ncalls: {calls}")))
+    let special = |text: &str| model.dialect.special_token(text);
+    let frame = model.dialect.tools.and_then(|format| format.frame(&special));
+    // The rules that a frame names are those of the calls too.
+    let head = frame.map_or_else(String::new, |frame| frame.head);
+    let answer = format!("{head} %json {schema}");
+    Some(Grammar::Lark(format!("start: answer | calls\nanswer: {answer}\ncalls: {calls}")))
+}
+
+/// JSON inside what the model's format puts around every answer; `None` where that is nothing.
+fn framed(model: &Model, ask: &Ask, grammar: &Grammar) -> Option<Grammar> {
+    if ask.is_raw {
+        return None;
+    }
+    let special = |text: &str| model.dialect.special_token(text);
+    let Frame { head, rules } = model.dialect.tools?.frame(&special)?;
+    let schema = schema_of(grammar)?;
+    Some(Grammar::Lark(format!("start: answer\nanswer: {head} %json {schema}\n{rules}")))
+}
+
+/// The schema of an answer in JSON.
+fn schema_of(grammar: &Grammar) -> Option<Value> {
+    match grammar {
+        Grammar::JsonObject => Some(serde_json::json!({"type": "object"})),
+        Grammar::JsonSchema(schema) => Some(schema.clone()),
+        Grammar::Regex(_) | Grammar::Lark(_) => None,
+    }
 }
 
 /// A grammar that enforces a choice, in Lark.

@@ -15,6 +15,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use serde_json::Value;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::answers::{Answers, Part};
 
@@ -49,6 +50,9 @@ pub(crate) struct Wire {
     sender: mpsc::Sender<Bytes>,
     framing: Framing,
     keep_alive: KeepAlive,
+    /// When something was last written. What happens meanwhile and is not told (a prompt that is read, chunk by chunk)
+    /// is silence to the client.
+    written: Instant,
 }
 
 /// A response whose body `run` writes.
@@ -61,7 +65,7 @@ where
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(FRAMES);
-    let task = run(Wire { sender, framing, keep_alive });
+    let task = run(Wire { sender, framing, keep_alive, written: Instant::now() });
     tokio::spawn(async move {
         let _ = task.await;
     });
@@ -103,13 +107,19 @@ impl Wire {
         &mut self,
         answers: &mut Answers,
     ) -> Result<Option<(usize, Vec<Part>)>, Gone> {
+        self.alive_until(answers.next()).await
+    }
+
+    async fn alive_until<T>(&mut self, happens: impl Future<Output = T>) -> Result<T, Gone> {
+        let mut happens = std::pin::pin!(happens);
         loop {
             tokio::select! {
                 biased;
                 () = self.sender.closed() => return Err(Gone),
-                parts = answers.next() => return Ok(parts),
-                () = tokio::time::sleep(self.keep_alive.every) => {}
+                value = &mut happens => return Ok(value),
+                () = tokio::time::sleep_until(self.written + self.keep_alive.every) => {}
             }
+            self.written = Instant::now();
             if let Some(frame) = self.keep_alive.frame {
                 self.write(Bytes::from_static(frame.as_bytes())).await?;
             }
@@ -128,7 +138,10 @@ impl Wire {
     async fn write(&mut self, frame: Bytes) -> Result<(), Gone> {
         // A client that reads nothing for long is as good as gone.
         match tokio::time::timeout(self.keep_alive.unread, self.sender.send(frame)).await {
-            Ok(sent) => sent.map_err(|_| Gone),
+            Ok(sent) => {
+                self.written = Instant::now();
+                sent.map_err(|_| Gone)
+            }
             Err(_) => Err(Gone),
         }
     }
@@ -142,5 +155,38 @@ impl tokio_stream::Stream for Frames {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(context).map(|frame| frame.map(Ok))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Claude Code was seen to wait 87 s for a sign of life, while the prompt was read in chunks of half a second.
+    #[tokio::test]
+    async fn a_stream_is_kept_alive_while_things_happen_that_are_not_told() {
+        let (sender, mut receiver) = mpsc::channel(64);
+        let keep_alive = KeepAlive {
+            every: Duration::from_millis(40),
+            frame: Some("alive"),
+            unread: Duration::from_secs(10),
+        };
+        let framing = Framing::Events;
+        let mut wire = Wire { sender, framing, keep_alive, written: Instant::now() };
+        for _ in 0..20 {
+            wire.alive_until(tokio::time::sleep(Duration::from_millis(10))).await.unwrap();
+        }
+        let mut count = 0;
+        while let Ok(frame) = receiver.try_recv() {
+            assert_eq!(frame, "alive");
+            count += 1;
+        }
+        assert!(count >= 2, "{count} signs of life in 200 ms");
+        // Who writes is alive.
+        wire.written = Instant::now();
+        wire.alive_until(tokio::time::sleep(Duration::from_millis(1))).await.unwrap();
+        assert!(receiver.try_recv().is_err());
+        drop(receiver);
+        assert_eq!(wire.alive_until(std::future::pending::<()>()).await, Err(Gone));
     }
 }

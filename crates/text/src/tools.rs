@@ -30,6 +30,7 @@ mod transcode;
 use serde_json::Value;
 
 use crate::{Error, Result};
+pub use grammar::Frame;
 pub use parser::ToolParser;
 
 /// A tool that a request offers.
@@ -115,6 +116,8 @@ pub enum ToolFormat {
     Hermes,
     /// `<tool_call><function=…><parameter=…>…`: Qwen 3 Coder, Qwen 3.5, Pebble.
     QwenXml,
+    /// `<seed:tool_call><function=…><parameter=…>…`: Seed-OSS.
+    SeedXml,
     /// `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`.
     Gemma4,
     /// Channels: gpt-oss.
@@ -139,7 +142,7 @@ pub enum ToolFormat {
 
 impl ToolFormat {
     /// All formats.
-    pub const ALL: [ToolFormat; 12] = [
+    pub const ALL: [ToolFormat; 13] = [
         ToolFormat::Hermes,
         ToolFormat::QwenXml,
         ToolFormat::Gemma4,
@@ -152,6 +155,7 @@ impl ToolFormat {
         ToolFormat::Mistral,
         ToolFormat::Llama3,
         ToolFormat::Pythonic,
+        ToolFormat::SeedXml,
     ];
 
     /// The format a model speaks: what its chat template writes, or else what its family is known for.
@@ -160,6 +164,8 @@ impl ToolFormat {
         // The order matters: a template may mention the marker of another family too.
         let by_template = if has("<minimax:tool_call>") {
             Some(ToolFormat::MiniMax)
+        } else if has("<seed:tool_call>") {
+            Some(ToolFormat::SeedXml)
         } else if has("<|tool_call>") && has("<tool_call|>") {
             Some(ToolFormat::Gemma4)
         } else if has("<arg_key>") {
@@ -189,7 +195,8 @@ impl ToolFormat {
     }
 
     fn of_family(model_type: &str) -> Option<ToolFormat> {
-        const FAMILIES: [(&str, ToolFormat); 18] = [
+        const FAMILIES: [(&str, ToolFormat); 19] = [
+            ("seed_oss", ToolFormat::SeedXml),
             ("qwen3_5", ToolFormat::QwenXml),
             ("qwen3_next", ToolFormat::QwenXml),
             ("qwen2", ToolFormat::Hermes),
@@ -220,6 +227,7 @@ impl ToolFormat {
         match self {
             ToolFormat::Hermes => "hermes",
             ToolFormat::QwenXml => "qwen_xml",
+            ToolFormat::SeedXml => "seed_xml",
             ToolFormat::Gemma4 => "gemma4",
             ToolFormat::Harmony => "harmony",
             ToolFormat::DeepSeek => "deepseek",
@@ -238,6 +246,7 @@ impl ToolFormat {
         match self {
             ToolFormat::Hermes => hermes::MARKERS,
             ToolFormat::QwenXml => qwen_xml::MARKERS,
+            ToolFormat::SeedXml => qwen_xml::SEED_MARKERS,
             ToolFormat::Gemma4 => gemma4::MARKERS,
             ToolFormat::Harmony => harmony::MARKERS,
             ToolFormat::DeepSeek => deepseek::MARKERS,
@@ -283,6 +292,7 @@ mod tests {
     fn the_template_decides_before_the_family() {
         check("{{ '<tool_call>\\n<function=' }}", "qwen3_moe", Some(ToolFormat::QwenXml));
         check("{{ '<tool_call>\\n{\"name\": \"' }}", "qwen3_5_moe", Some(ToolFormat::Hermes));
+        check("'<seed:tool_call>'\n<function=", "", Some(ToolFormat::SeedXml));
         check("<tool_call>{{ name }}<arg_key>", "", Some(ToolFormat::Glm));
         check("no tools at all", "qwen3_moe", Some(ToolFormat::Hermes));
         check("no tools at all", "qwen3_5_moe", Some(ToolFormat::QwenXml));

@@ -178,6 +178,13 @@ fn write(
             );
             format!("<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
         }
+        ToolFormat::SeedXml => {
+            let parameters =
+                each(&|key, value| format!("<parameter={key}>{}</parameter>\n", plain(value)), "");
+            format!(
+                "<seed:tool_call>\n<function={name}>\n{parameters}</function>\n</seed:tool_call>"
+            )
+        }
         ToolFormat::Glm => {
             let parameters = each(
                 &|key, value| {
@@ -244,7 +251,9 @@ fn write(
 /// Calls with what the format puts around and between them.
 fn answer(format: ToolFormat, has_specials: bool, calls: &[String]) -> String {
     let (open, separator, close) = match format {
-        ToolFormat::Hermes | ToolFormat::QwenXml | ToolFormat::Glm => ("", "\n", ""),
+        ToolFormat::Hermes | ToolFormat::QwenXml | ToolFormat::SeedXml | ToolFormat::Glm => {
+            ("", "\n", "")
+        }
         ToolFormat::Gemma4 | ToolFormat::Harmony | ToolFormat::Llama3 => ("", "", ""),
         ToolFormat::Mistral if has_specials => ("", "", ""),
         ToolFormat::Mistral => ("[TOOL_CALLS][", ", ", "]"),

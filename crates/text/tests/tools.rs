@@ -119,6 +119,21 @@ fn qwen_xml() {
 }
 
 #[test]
+fn seed_xml() {
+    let check = |text: &str, expect: &[Part]| check(ToolFormat::SeedXml, text, expect);
+    // As Seed-OSS's template tells the model to write.
+    let one = "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n\
+        <parameter=days>2</parameter>\n</function>\n</seed:tool_call>";
+    check(one, &[oslo()]);
+    check(&format!("So.\n{one}\n{one}"), &[say("So."), oslo(), oslo()]);
+    let lines = "<seed:tool_call>\n<function=weather>\n<parameter=city>a\nb</parameter>\n</function>\n</seed:tool_call>";
+    check(lines, &[call("weather", json!({"city": "a\nb"}))]);
+    for text in ["<seed:tool_call>\n", "<tool_call>", "a <seed:tool_call> b"] {
+        check(text, &[say(text)]);
+    }
+}
+
+#[test]
 fn hermes() {
     let check = |text: &str, expect: &[Part]| check(ToolFormat::Hermes, text, expect);
     let one = r#"<tool_call>

@@ -5,6 +5,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -15,9 +16,12 @@ use server::{Loaded, Options, Server};
 use crate::args::ServeArgs;
 use crate::commands::show;
 use crate::console::Tone;
-use crate::invocation::{self, Invocation};
+use crate::invocation::{self, Invocation, SwapWatch};
 use crate::report::Advised;
 use crate::size;
+
+/// How often a server looks whether the system swaps.
+const SWAP_WATCH: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     if args.api_key.iter().any(|key| key.trim().is_empty()) {
@@ -49,6 +53,7 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
         engine,
     };
     let (context, total_bytes) = (loaded.plan.context, loaded.plan.total_bytes);
+    let watched = watch_swap();
     let engine = server.run(loaded, || {
         let url = url(address);
         tell(&format!(
@@ -72,7 +77,24 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
         let mut out = std::io::stdout().lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     })?;
+    drop(watched);
     invocation::finish(engine.runner())
+}
+
+/// Warns when the system begins to swap, until what comes back is dropped.
+fn watch_swap() -> Sender<()> {
+    let (sender, receiver) = channel::<()>();
+    let watch = move || {
+        let mut swap = SwapWatch::start();
+        while receiver.recv_timeout(SWAP_WATCH) == Err(RecvTimeoutError::Timeout) {
+            swap.check();
+        }
+    };
+    let thread = std::thread::Builder::new().name("swap-watch".to_owned()).spawn(watch);
+    if let Err(error) = thread {
+        tracing::warn!("nobody watches whether the system swaps: {error}");
+    }
+    sender
 }
 
 fn options(args: &ServeArgs) -> Options {

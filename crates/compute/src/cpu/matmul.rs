@@ -25,9 +25,8 @@ use super::tiles::{self, Order, Tile, Unit};
 /// class), 15 Nov 2026.
 const TILE_ROWS: usize = 24;
 
-/// Weight bytes of a task at most: of what is read for a few rows, and of what tiles multiply with many.
-pub(crate) const TASK_BYTES: usize = 384 << 10;
-const TILE_TASK_BYTES: usize = 96 << 10;
+/// Work of a task at most, of what tiles multiply; it does not count how many rows there are.
+const TILE_TASK_WORK: usize = 96 << 10;
 
 /// What products need besides their inputs; grows to the largest call and is kept.
 #[derive(Default)]
@@ -154,8 +153,8 @@ pub(crate) fn multiply(
         }
     }
     scratch.tasks.clear();
-    let pieces: Vec<Piece> = views.iter().map(|w| piece(w, tiles)).collect();
-    let largest = if tiles { TILE_TASK_BYTES } else { TASK_BYTES };
+    let pieces: Vec<Piece> = views.iter().map(|w| piece(w, rows, tiles)).collect();
+    let largest = if tiles { TILE_TASK_WORK } else { tasks::LARGEST };
     tasks::cut(&pieces, pool.thread_count(), largest, &mut scratch.tasks);
     let targets: Vec<Target> = out
         .iter()
@@ -253,11 +252,11 @@ pub(crate) unsafe fn multiply_in_task(
 }
 
 /// A weight as it is cut into tasks: whole panels where tiles are used.
-fn piece(w: &Matrix<'_>, tiles: bool) -> Piece {
-    let row_bytes = w.bytes() / w.rows.max(1);
+fn piece(w: &Matrix<'_>, rows: usize, tiles: bool) -> Piece {
     #[cfg(target_arch = "x86_64")]
-    let unit = if tiles { tiles::ROWS } else { 1 };
-    #[cfg(not(target_arch = "x86_64"))]
-    let unit = 1 + usize::from(tiles);
-    Piece { rows: w.rows, row_bytes, unit }
+    if tiles {
+        return Piece::new(w.rows, w.bytes(), 1).in_units(tiles::ROWS);
+    }
+    debug_assert!(!tiles);
+    Piece::new(w.rows, w.bytes(), rows)
 }

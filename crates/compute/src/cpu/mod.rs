@@ -11,6 +11,7 @@ mod dense;
 mod dot;
 pub(crate) mod half_float;
 mod lanes;
+pub mod logits;
 mod matmul;
 mod mixer;
 mod moe;

@@ -19,7 +19,7 @@ use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
 use super::dot::{Rows, Target};
 use super::lanes::sigmoid;
-use super::matmul::{SharedMut, TASK_BYTES, quantise};
+use super::matmul::{SharedMut, quantise};
 use super::pool::Pool;
 use super::quantise::Activations;
 use super::tasks::{self, Piece};
@@ -35,6 +35,10 @@ const SHARED_PIECE: usize = 128;
 
 /// Rows of a routed expert that are computed at once: bounds a thread's buffers.
 const ROUTED_PIECE: usize = 512;
+
+/// Hidden rows up to which one thread quantises them, and how many are a task where there are more.
+const FEW_SLOTS: usize = 24;
+const SLOTS_PIECE: usize = 8;
 
 /// The experts of each row: ids and weights, [rows, k], in rank order.
 #[derive(Default)]
@@ -403,8 +407,19 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
         let slots: Vec<u32> = jobs.iter().flat_map(|job| job.slots.iter().copied()).collect();
         let activations = &mut scratch.hidden_activations;
         activations.resize(isa, slots.len(), width, true);
-        for (i, &slot) in slots.iter().enumerate() {
-            activations.fill(isa, i, &scratch.hidden[slot as usize * widest..][..width]);
+        let (hidden, writer) = (&scratch.hidden, activations.writer());
+        let fill = |i: usize| {
+            // SAFETY: each index is filled by one task.
+            unsafe { writer.fill(isa, i, &hidden[slots[i] as usize * widest..][..width]) };
+        };
+        if slots.len() < FEW_SLOTS {
+            (0..slots.len()).for_each(fill);
+        } else {
+            let pieces = slots.len().div_ceil(SLOTS_PIECE);
+            pool.run(pieces, &|piece| {
+                let first = piece * SLOTS_PIECE;
+                (first..slots.len().min(first + SLOTS_PIECE)).for_each(fill);
+            });
         }
         let mut firsts = Vec::with_capacity(jobs.len());
         let mut first = 0u32;
@@ -428,23 +443,19 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
 
 fn cut(pieces: impl Iterator<Item = Piece>, threads: usize) -> Vec<(usize, Range<usize>)> {
     let mut tasks = Vec::new();
-    tasks::cut(&pieces.collect::<Vec<_>>(), threads, TASK_BYTES, &mut tasks);
+    tasks::cut(&pieces.collect::<Vec<_>>(), threads, tasks::LARGEST, &mut tasks);
     tasks
 }
 
 /// Gate and up go together; rows that alternate are cut between pairs.
 fn gate_up_piece(job: &Job<'_>) -> Piece {
     let Expert { gate, up, is_interleaved, .. } = job.expert;
-    Piece {
-        rows: gate.rows,
-        row_bytes: (gate.bytes() + up.bytes()) / gate.rows.max(1),
-        unit: if is_interleaved { 2 } else { 1 },
-    }
+    let piece = Piece::new(gate.rows, gate.bytes() + up.bytes(), job.rows.len());
+    piece.in_units(if is_interleaved { 2 } else { 1 })
 }
 
 fn down_piece(job: &Job<'_>) -> Piece {
-    let down = job.expert.down;
-    Piece { rows: down.rows, row_bytes: down.bytes() / down.rows.max(1), unit: 1 }
+    Piece::new(job.expert.down.rows, job.expert.down.bytes(), job.rows.len())
 }
 
 #[cfg(test)]

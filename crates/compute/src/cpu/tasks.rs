@@ -7,33 +7,52 @@ use std::ops::Range;
 
 /// Tasks that each thread would take of what is left, if all were as large as the next one.
 const LEFT_FOR_EACH: usize = 4;
-/// Below this a task is mostly its start.
-const SMALLEST_BYTES: usize = 48 << 10;
+/// Work of a task at most, and that below which it is mostly its start.
+pub(crate) const LARGEST: usize = 384 << 10;
+const SMALLEST: usize = 48 << 10;
+/// Weight rows of a task at least: their products fill a line of the output.
+const LEAST_ROWS: usize = 16;
+/// Activation rows whose products take as long as reading the weights does.
+const READING_ROWS: usize = 2;
 
-/// Rows that are cut into tasks, which begin at multiples of `unit` rows.
+/// Rows of weights that are cut into tasks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    pub(crate) rows: usize,
-    pub(crate) row_bytes: usize,
-    pub(crate) unit: usize,
+    rows: usize,
+    /// A byte that is read for one activation row is one.
+    row_work: usize,
+    unit: usize,
 }
 
-/// Appends the tasks of `pieces` for so many threads, none with more than about `largest` bytes: the piece and its rows.
+impl Piece {
+    /// So many rows that have so many bytes, to be multiplied with some activation rows.
+    pub(crate) fn new(rows: usize, bytes: usize, x_rows: usize) -> Piece {
+        let row_work = bytes / rows.max(1) * (x_rows + READING_ROWS) / (1 + READING_ROWS);
+        Piece { rows, row_work, unit: 1 }
+    }
+
+    /// The same, with tasks that begin at multiples of `unit` rows.
+    pub(crate) fn in_units(self, unit: usize) -> Piece {
+        Piece { unit, ..self }
+    }
+}
+
+/// Appends the tasks of `pieces` for so many threads, none with much more work than `largest`: the piece and its rows.
 pub(crate) fn cut(
     pieces: &[Piece],
     threads: usize,
     largest: usize,
     tasks: &mut Vec<(usize, Range<usize>)>,
 ) {
-    let mut left: usize = pieces.iter().map(|piece| piece.rows * piece.row_bytes).sum();
-    for (index, &Piece { rows, row_bytes, unit }) in pieces.iter().enumerate() {
+    let mut left: usize = pieces.iter().map(|piece| piece.rows * piece.row_work).sum();
+    for (index, &Piece { rows, row_work, unit }) in pieces.iter().enumerate() {
         let mut start = 0;
         while start < rows {
-            let bytes = (left / (LEFT_FOR_EACH * threads)).max(SMALLEST_BYTES).min(largest);
-            let step = (bytes / row_bytes.max(1)).max(1).next_multiple_of(unit);
+            let work = (left / (LEFT_FOR_EACH * threads)).max(SMALLEST).min(largest);
+            let step = (work / row_work.max(1)).max(LEAST_ROWS).next_multiple_of(unit);
             let end = rows.min(start + step);
             tasks.push((index, start..end));
-            left -= (end - start) * row_bytes;
+            left -= (end - start) * row_work;
             start = end;
         }
     }
@@ -46,14 +65,14 @@ mod tests {
     #[test]
     fn every_row_is_in_one_task_and_the_last_tasks_are_small() {
         let pieces = [
-            Piece { rows: 4096, row_bytes: 1280, unit: 1 },
-            Piece { rows: 0, row_bytes: 1280, unit: 1 },
-            Piece { rows: 515, row_bytes: 640, unit: 32 },
-            Piece { rows: 3, row_bytes: 1 << 20, unit: 2 },
+            Piece::new(4096, 4096 * 1280, 1),
+            Piece::new(0, 0, 1),
+            Piece::new(515, 515 * 640, 4).in_units(32),
+            Piece::new(33, 33 << 20, 1).in_units(2),
         ];
         for threads in [1, 2, 16] {
             let mut tasks = Vec::new();
-            cut(&pieces, threads, 384 << 10, &mut tasks);
+            cut(&pieces, threads, LARGEST, &mut tasks);
             for (index, piece) in pieces.iter().enumerate() {
                 let mut next = 0;
                 for (_, range) in tasks.iter().filter(|task| task.0 == index) {
@@ -63,13 +82,24 @@ mod tests {
                 }
                 assert_eq!(next, piece.rows);
             }
-            let bytes = |task: &(usize, Range<usize>)| task.1.len() * pieces[task.0].row_bytes;
-            assert!(tasks[..tasks.len() - 2].iter().all(|task| bytes(task) <= 384 << 10));
+            let work = |task: &(usize, Range<usize>)| task.1.len() * pieces[task.0].row_work;
+            let small = tasks.iter().filter(|task| task.0 < 3);
+            assert!(small.clone().all(|task| work(task) <= LARGEST));
+            assert!(tasks.iter().all(|task| task.0 < 3 || task.1.len() <= LEAST_ROWS));
         }
         let mut tasks = Vec::new();
-        cut(&pieces[..1], 2, 384 << 10, &mut tasks);
+        cut(&pieces[..1], 2, LARGEST, &mut tasks);
         let sizes: Vec<usize> = tasks.iter().map(|task| task.1.len()).collect();
         assert!(sizes[0] > 6 * sizes[sizes.len() - 2], "{sizes:?}");
         assert!(sizes.windows(2).all(|pair| pair[0] >= pair[1]), "{sizes:?}");
+    }
+
+    #[test]
+    fn a_small_weight_is_several_tasks_where_many_rows_are_multiplied() {
+        for (x_rows, expect) in [(1, 1), (16, 6)] {
+            let mut tasks = Vec::new();
+            cut(&[Piece::new(256, 256 * 160, x_rows)], 2, LARGEST, &mut tasks);
+            assert_eq!(tasks.len(), expect, "{x_rows} rows");
+        }
     }
 }

@@ -15,8 +15,24 @@ const NEWLINE_TOKENS: usize = 2;
 /// Tokens of an answer that are tried when a grammar is compiled.
 const REHEARSED_TOKENS: usize = 8;
 
+/// Where an answer begins.
+pub(super) enum Start {
+    /// In the grammar.
+    Inside,
+    /// In thinking.
+    Free(Arc<Marker>),
+    /// In the grammar, or with these tokens in thinking.
+    Maybe(Arc<[u32]>, Arc<Marker>),
+}
+
 #[derive(Clone)]
 enum Phase {
+    /// So many tokens of what opens thinking have come; without any, the grammar may begin instead.
+    Opening {
+        open: Arc<[u32]>,
+        came: usize,
+        marker: Arc<Marker>,
+    },
     /// So many bytes of the marker are matched.
     Free {
         marker: Arc<Marker>,
@@ -42,13 +58,21 @@ impl State {
     pub(super) fn new(
         vocabulary: Arc<Vocabulary>,
         matcher: Matcher,
-        marker: Option<Arc<Marker>>,
+        start: Start,
     ) -> Result<State, ConstraintError> {
         let mut matcher = matcher.into_cancellable();
         let first = grammar_mask(&mut matcher, &vocabulary)?;
         let inside = State { vocabulary, matcher, phase: Phase::Inside, first };
         inside.rehearse()?;
-        let phase = marker.map_or(Phase::Inside, |marker| Phase::Free { marker, matched: 0 });
+        let phase = match start {
+            Start::Free(marker) => Phase::Free { marker, matched: 0 },
+            Start::Maybe(open, marker)
+                if open.first().is_some_and(|&token| !inside.first.allows(token)) =>
+            {
+                Phase::Opening { open, came: 0, marker }
+            }
+            Start::Inside | Start::Maybe(..) => Phase::Inside,
+        };
         Ok(State { phase, ..inside })
     }
 
@@ -76,6 +100,14 @@ impl State {
     /// What may come next.
     pub(super) fn mask(&mut self) -> Result<Arc<Mask>, ConstraintError> {
         match &self.phase {
+            Phase::Opening { open, came: 0, .. } => {
+                let mut mask = Mask::clone(&self.first);
+                mask.set(open[0], true);
+                Ok(Arc::new(mask))
+            }
+            Phase::Opening { open, came, .. } => {
+                Ok(Arc::new(Mask::of(self.vocabulary.len(), [open[*came]])))
+            }
             Phase::Free { marker, matched } => Ok(Arc::clone(marker.mask(*matched))),
             Phase::Blank { left: 0 } => Ok(Arc::clone(&self.first)),
             Phase::Blank { .. } => {
@@ -113,6 +145,19 @@ impl State {
 
     fn step(&mut self, token: u32) -> Result<(), ConstraintError> {
         let rejected = Err(ConstraintError::Rejected { token });
+        if let Phase::Opening { open, came, marker } = &mut self.phase {
+            if token == open[*came] {
+                *came += 1;
+                if *came == open.len() {
+                    self.phase = Phase::Free { marker: Arc::clone(marker), matched: 0 };
+                }
+                return Ok(());
+            }
+            if *came > 0 || !self.first.allows(token) {
+                return rejected;
+            }
+            self.phase = Phase::Inside;
+        }
         if let Phase::Free { marker, matched } = &mut self.phase {
             if !marker.mask(*matched).allows(token) {
                 return rejected;

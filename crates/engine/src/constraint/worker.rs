@@ -142,29 +142,27 @@ impl Workers {
         }
     }
 
-    /// The result after all accepted tokens, or none if it takes longer than this.
-    pub(super) fn settled(
-        &self,
-        slot: &Slot,
-        longest: Duration,
-    ) -> Option<Result<Settled, ConstraintError>> {
-        self.wait(slot, longest).map(|inner| inner.settled.clone())
+    /// The result after all accepted tokens.
+    pub(super) fn settled(&self, slot: &Slot) -> Result<Settled, ConstraintError> {
+        self.with(slot, |inner, _| inner.settled.clone())
     }
 
-    /// A copy of the slot after all accepted tokens, or none if it takes longer than this.
-    pub(super) fn fork(&self, slot: &Slot, longest: Duration) -> Option<Slot> {
-        let inner = self.wait(slot, longest)?;
-        let state = inner.state.as_ref()?.fork();
-        Some(Slot::settled(state, inner.settled.clone(), inner.slow))
+    /// A copy of the slot after all accepted tokens.
+    pub(super) fn fork(&self, slot: &Slot) -> Slot {
+        self.with(slot, |inner, state| {
+            Slot::settled(state.fork(), inner.settled.clone(), inner.slow)
+        })
     }
 
-    /// Waits until all accepted tokens are taken in.
-    fn wait<'a>(&self, slot: &'a Slot, longest: Duration) -> Option<MutexGuard<'a, Inner>> {
+    /// Waits until all accepted tokens are taken in, and looks.
+    fn with<T>(&self, slot: &Slot, look: impl FnOnce(&Inner, &State) -> T) -> T {
         let start = Instant::now();
         let mut inner = slot.lock();
-        while inner.state.is_none() || !inner.pending.is_empty() {
-            let left = longest.checked_sub(start.elapsed()).filter(|left| !left.is_zero())?;
-            let waited = slot.changed.wait_timeout(inner, WATCH.min(left));
+        loop {
+            if let Some(state) = inner.state.as_ref().filter(|_| inner.pending.is_empty()) {
+                return look(&inner, state);
+            }
+            let waited = slot.changed.wait_timeout(inner, WATCH);
             inner = waited.unwrap_or_else(PoisonError::into_inner).0;
             if start.elapsed() >= WATCH {
                 drop(inner);
@@ -172,7 +170,6 @@ impl Workers {
                 inner = slot.lock();
             }
         }
-        Some(inner)
     }
 
     /// Ends work that takes too long, whoever wants it: others wait behind it.

@@ -75,6 +75,9 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     read_tool_choice(&fields, &mut ask)?;
     ask.thinking = Some(read_thinking(&fields)?);
     ask.grammar = read_format(&fields)?;
+    let is_short = fields.get("output_format").is_some();
+    let field = if is_short { "output_format" } else { "output_config.format" };
+    field.clone_into(&mut ask.grammar_field);
     let streams = fields.bool("stream")?.unwrap_or(false);
     Ok(Asked { ask, streams, prefill })
 }

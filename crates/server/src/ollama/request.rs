@@ -84,6 +84,7 @@ fn wanted(fields: &Fields<'_>, mut ask: Ask, is_empty: bool) -> Result<Wanted> {
         ask.set_stop(&options, "stop")?;
     }
     ask.grammar = format(fields)?;
+    ask.grammar_field = fields.path("format");
     think(fields, &mut ask)?;
     let top = fields.count("top_logprobs")?.unwrap_or(0);
     if top > MOST_LOGPROBS {

@@ -73,7 +73,7 @@ pub(crate) fn read(body: &Value) -> Result<Chat> {
         logprobs: ask.sampling.logprobs.is_some(),
         is_older: tools::read(&fields, &mut ask)?,
     };
-    ask.grammar = format::read(&fields)?;
+    format::read(&fields, &mut ask)?;
     read_thinking(&fields, &mut ask)?;
     let streaming = Streaming::read(&fields)?;
     Ok(Chat { ask, streaming, shape })

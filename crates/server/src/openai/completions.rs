@@ -116,7 +116,7 @@ fn read_ask(fields: &Fields<'_>, input: Input, choices: usize) -> Result<Ask> {
     if let Some(top) = ask.sampling.logprobs.filter(|&top| top > MOST_LOGPROBS) {
         return Err(fields.error("logprobs", format!("must be 0 to {MOST_LOGPROBS}, got {top}")));
     }
-    ask.grammar = format::read(fields)?;
+    format::read(fields, &mut ask)?;
     Ok(ask)
 }
 

@@ -3,6 +3,7 @@
 use engine::Grammar;
 use serde_json::{Map, Value};
 
+use crate::ask::Ask;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 
@@ -15,7 +16,7 @@ const GUIDES: [(&str, &str); 4] = [
 ];
 
 /// The grammar of an answer, if it has to follow one.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Grammar>> {
+pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
     let mut found: Option<(String, Grammar)> = None;
     let mut keep = |path: String, grammar: Grammar| match &found {
         Some((first, _)) => {
@@ -41,7 +42,10 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Grammar>> {
             }
         }
     }
-    Ok(found.map(|(_, grammar)| grammar))
+    if let Some((field, grammar)) = found {
+        (ask.grammar_field, ask.grammar) = (field, Some(grammar));
+    }
+    Ok(())
 }
 
 pub(super) fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>> {

@@ -35,6 +35,15 @@ pub(super) struct Tags {
     pub(super) after_value: String,
 }
 
+/// What a format writes before the words of an answer, thinking included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// In Lark, to be followed by the words.
+    pub head: String,
+    /// The rules that it names; a grammar of calls has them too.
+    pub rules: String,
+}
+
 /// A grammar in the making.
 pub(super) struct Lark<'a> {
     markers: &'static [&'static str],
@@ -92,10 +101,21 @@ impl ToolFormat {
         Ok(grammar)
     }
 
+    /// What stands before the words of every answer, where the format has such a thing.
+    pub fn frame(self, special: &dyn Fn(&str) -> Option<u32>) -> Option<Frame> {
+        if self != ToolFormat::Harmony {
+            return None;
+        }
+        let mut lark = Lark { markers: self.markers(), special, rules: String::new(), count: 0 };
+        let analysis = harmony::analysis(&mut lark);
+        let head = format!("analysis? {}", lark.literal(harmony::FINAL));
+        Some(Frame { head, rules: format!("{analysis}\n{}", lark.rules) })
+    }
+
     fn write_calls(self, lark: &mut Lark<'_>, tools: &[&Tool], parallel: bool) -> String {
         let layout = match self {
             ToolFormat::Hermes => hermes::layout(),
-            ToolFormat::QwenXml => qwen_xml::layout(),
+            ToolFormat::QwenXml | ToolFormat::SeedXml => qwen_xml::layout(),
             ToolFormat::Gemma4 => gemma4::layout(),
             ToolFormat::Harmony => harmony::layout(),
             ToolFormat::DeepSeek => deepseek::layout(),
@@ -112,6 +132,7 @@ impl ToolFormat {
             let body = match self {
                 ToolFormat::Hermes => hermes::call(lark, tool),
                 ToolFormat::QwenXml => qwen_xml::call(lark, tool),
+                ToolFormat::SeedXml => qwen_xml::seed_call(lark, tool),
                 ToolFormat::Gemma4 => gemma4::call(lark, tool),
                 ToolFormat::Harmony => harmony::call(lark, tool),
                 ToolFormat::DeepSeek => deepseek::call(lark, tool),
@@ -147,7 +168,7 @@ impl ToolFormat {
         let opener = match self {
             ToolFormat::Harmony => {
                 let analysis = harmony::analysis(lark);
-                let head = lark.literal("<|channel|>final<|message|>");
+                let head = lark.literal(harmony::FINAL);
                 let end = lark.literal("<|return|>");
                 return format!(
                     "start: analysis? {head} TEXT ({end})?\nTEXT: /(?s:.*)/\n{analysis}\n{}",

@@ -135,6 +135,9 @@ impl Harmony {
     }
 }
 
+/// What stands before the words for the user.
+pub(super) const FINAL: &str = "<|channel|>final<|message|>";
+
 pub(super) fn layout() -> Layout {
     Layout { open: "", separator: "", close: "", is_single: true }
 }

@@ -342,6 +342,7 @@ fn reader(format: ToolFormat) -> Box<dyn Reader> {
     match format {
         ToolFormat::Hermes => Box::new(hermes::Hermes::default()),
         ToolFormat::QwenXml => Box::new(qwen_xml::QwenXml::default()),
+        ToolFormat::SeedXml => Box::new(qwen_xml::QwenXml::seed()),
         ToolFormat::Gemma4 => Box::new(gemma4::Gemma4::default()),
         ToolFormat::Harmony => Box::new(harmony::Harmony::default()),
         ToolFormat::DeepSeek => Box::new(deepseek::DeepSeek::default()),

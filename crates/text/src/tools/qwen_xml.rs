@@ -1,4 +1,5 @@
-//! Qwen 3 Coder, Qwen 3.5, Pebble: `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n…`.
+//! Qwen 3 Coder, Qwen 3.5, Pebble: `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n…`. Seed-OSS writes
+//! the same in `<seed:tool_call>`, without newlines around values.
 //!
 //! A value is raw text: one newline on either side is not its own. `</parameter>` ends it; where a model
 //! forgot that, `</function></tool_call>` does. Some models leave `<tool_call>` out.
@@ -10,11 +11,11 @@ use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, Scan, head, next, scan};
 
 pub(super) const MARKERS: &[&str] = &["<tool_call>", "</tool_call>"];
+pub(super) const SEED_MARKERS: &[&str] = &["<seed:tool_call>", "</seed:tool_call>"];
 
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
-const CALL_END: &str = "</tool_call>";
 /// Ends of a value; from index 2 on only before the end of the call.
 const VALUE_ENDS: [&str; 4] = ["\n</parameter>", "</parameter>", "\n</function>", "</function>"];
 
@@ -34,19 +35,28 @@ enum State {
 }
 
 /// Reads the format.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct QwenXml {
     state: State,
     arguments: Arguments,
+    openers: &'static [&'static str],
+    /// What ends a call.
+    end: &'static str,
+}
+
+impl Default for QwenXml {
+    fn default() -> Self {
+        QwenXml::within(&["<tool_call>", FUNCTION], MARKERS[1])
+    }
 }
 
 impl Reader for QwenXml {
     fn openers(&self) -> &'static [&'static str] {
-        &["<tool_call>", FUNCTION]
+        self.openers
     }
 
     fn open(&mut self, opener: &str) {
-        *self = Self::default();
+        *self = Self::within(self.openers, self.end);
         if opener == FUNCTION {
             self.state = State::Name;
         }
@@ -67,7 +77,7 @@ impl Reader for QwenXml {
                 Head::Open => Step::Wait,
                 Head::Endless => Step::Refuse(0),
             },
-            State::Body => match next(text, &[PARAMETER, FUNCTION_END, CALL_END], last, &[]) {
+            State::Body => match next(text, &[PARAMETER, FUNCTION_END, self.end], last, &[]) {
                 Next::Is { marker: 0, end } => self.go(State::Key, end),
                 Next::Is { marker, end } => {
                     self.arguments.close(calls);
@@ -89,7 +99,7 @@ impl Reader for QwenXml {
             State::ValueStart if text.is_empty() => Step::Wait,
             State::ValueStart => self.go(State::Value, usize::from(text.starts_with('\n'))),
             State::Value => self.read_value(text, last, calls),
-            State::After => match next(text, &[CALL_END, FUNCTION], last, &[]) {
+            State::After => match next(text, &[self.end, FUNCTION], last, &[]) {
                 Next::Is { marker: 0, end } => Step::Close(end),
                 Next::Is { end, .. } => self.go(State::Name, end),
                 Next::Open => Step::Wait,
@@ -104,6 +114,16 @@ impl Reader for QwenXml {
 }
 
 impl QwenXml {
+    /// Seed-OSS's form.
+    pub(super) fn seed() -> Self {
+        QwenXml::within(&["<seed:tool_call>", FUNCTION], SEED_MARKERS[1])
+    }
+
+    fn within(openers: &'static [&'static str], end: &'static str) -> Self {
+        let (state, arguments) = (State::default(), Arguments::default());
+        QwenXml { state, arguments, openers, end }
+    }
+
     fn go(&mut self, state: State, bytes: usize) -> Step {
         self.state = state;
         Step::Take(bytes)
@@ -119,7 +139,7 @@ impl QwenXml {
                     return self.go(State::Body, end);
                 }
                 // The end of the function, or a value that talks about it?
-                match next(&text[end..], &[CALL_END], false, &[]) {
+                match next(&text[end..], &[self.end], false, &[]) {
                     Next::Is { .. } => self.go(State::Body, at),
                     Next::Open if last => self.go(State::Body, at),
                     Next::Open if at > 0 => Step::Take(at),
@@ -137,6 +157,18 @@ impl QwenXml {
             }
         }
     }
+}
+
+/// The grammar of one call in Seed-OSS's form.
+pub(super) fn seed_call(lark: &mut Lark<'_>, tool: &Tool) -> String {
+    let tags = Tags {
+        before_key: "<parameter=".to_owned(),
+        after_key: ">".to_owned(),
+        after_value: "</parameter>\n".to_owned(),
+    };
+    let head = lark.literal(&format!("<seed:tool_call>\n<function={}>\n", tool.name));
+    let parameters = lark.parameters(tool, &tags);
+    format!("{head} {parameters} {}", lark.literal("</function>\n</seed:tool_call>"))
 }
 
 pub(super) fn layout() -> Layout {

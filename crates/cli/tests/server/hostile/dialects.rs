@@ -79,6 +79,10 @@ fn ollama() {
     for (field, value) in cases {
         refused(&served, "/api/chat", &messages_with(field, value), field);
     }
+    // By the name that the client knows it by.
+    let unusable = messages_with("format", json!({"type": "frob"}));
+    let told = served.post("/api/chat", &unusable).text();
+    assert!(!told.contains("response_format"), "{told}");
     for (option, value) in [
         ("temperature", json!("x")),
         ("top_p", json!(7)),

@@ -120,12 +120,28 @@ pub(crate) fn value(w: &Matrix<'_>, row: usize, col: usize) -> f64 {
     }
 }
 
-fn product(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Vec<f32> {
+fn quantised(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Activations {
     let mut a = Activations::default();
     a.resize(isa, x_rows, w.cols(), true);
     for r in 0..x_rows {
         a.fill(isa, r, &x[r * w.cols()..][..w.cols()]);
     }
+    a
+}
+
+/// The product with one of the activation rows.
+fn product_of_row(isa: Isa, w: &Weight, x: &[f32], x_rows: usize, row: usize) -> Vec<f32> {
+    let a = quantised(isa, w, x, x_rows);
+    let mut out = vec![f32::NAN; w.rows()];
+    let target = Target { start: out.as_mut_ptr(), stride: w.rows(), column: 0 };
+    let rows = Rows { inputs: &[row as u32], outputs: &[0] };
+    // SAFETY: `out` has room for the row.
+    unsafe { multiply_rows(isa, &w.view(), 0..w.rows(), &a, rows, target) };
+    out
+}
+
+fn product(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Vec<f32> {
+    let a = quantised(isa, w, x, x_rows);
     let mut out = vec![f32::NAN; x_rows * w.rows()];
     let all: Vec<u32> = (0..x_rows as u32).collect();
     let target = Target { start: out.as_mut_ptr(), stride: w.rows(), column: 0 };
@@ -158,6 +174,14 @@ fn nibbles_are_exact_for_any_rows_and_any_tail() {
                         let got = product(isa, &w, &x, x_rows);
                         let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
                         assert!(same, "{encoding:?}, {cols} columns × {x_rows} on {isa}");
+                        // One row of several, as an expert has that one token wants.
+                        let got = product_of_row(isa, &w, &x, x_rows, x_rows - 1);
+                        let want = &want[(x_rows - 1) * w.rows()..];
+                        let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(
+                            same,
+                            "{encoding:?}, {cols} columns, the last of {x_rows} on {isa}"
+                        );
                     }
                 }
             }

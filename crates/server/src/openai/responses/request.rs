@@ -59,6 +59,7 @@ pub(crate) fn read(body: &Value) -> Result<Asked> {
         && let Some(format) = text.fields("format")?
     {
         ask.grammar = response_format(&format)?;
+        ask.grammar_field = text.path("format");
     }
     read_effort(&fields, &mut ask)?;
     let extras = read_extras(&fields, &mut ask)?;
