@@ -371,7 +371,7 @@ impl<'a> Planner<'a> {
             };
             let windows = layout.window_bytes(options.kv);
             if windows > 0 {
-                note += &format!(", windows of {}", machine::size::bytes(windows));
+                note += &format!(", windows of {}", machine::size::bytes(windows as u64));
             }
             rows.push(Row { name: "keys and values", bytes: kv, note });
         }
