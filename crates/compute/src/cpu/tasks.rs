@@ -82,10 +82,11 @@ mod tests {
                 }
                 assert_eq!(next, piece.rows);
             }
-            let work = |task: &(usize, Range<usize>)| task.1.len() * pieces[task.0].row_work;
-            let small = tasks.iter().filter(|task| task.0 < 3);
-            assert!(small.clone().all(|task| work(task) <= LARGEST));
-            assert!(tasks.iter().all(|task| task.0 < 3 || task.1.len() <= LEAST_ROWS));
+            for (index, range) in &tasks {
+                let Piece { row_work, unit, .. } = pieces[*index];
+                let rows = LEAST_ROWS.max(LARGEST / row_work).next_multiple_of(unit);
+                assert!(range.len() <= rows, "{range:?} of {index}");
+            }
         }
         let mut tasks = Vec::new();
         cut(&pieces[..1], 2, LARGEST, &mut tasks);

@@ -122,16 +122,23 @@ fn one_of(fields: &Fields<'_>, key: &str) -> Result<Grammar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ask::Input;
     use serde_json::json;
+
+    fn read_alone(body: &Value) -> Result<Ask> {
+        let mut ask = Ask::new(Input::Tokens(Vec::new()));
+        read(&Fields::of_body(body).unwrap(), &mut ask)?;
+        Ok(ask)
+    }
 
     #[track_caller]
     fn check(body: &Value, expect: Option<&Grammar>) {
-        assert_eq!(read(&Fields::of_body(body).unwrap()).unwrap().as_ref(), expect);
+        assert_eq!(read_alone(body).unwrap().grammar.as_ref(), expect);
     }
 
     #[track_caller]
     fn refused(body: &Value, param: &str) {
-        let error = read(&Fields::of_body(body).unwrap()).unwrap_err();
+        let error = read_alone(body).unwrap_err();
         assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
     }
 
