@@ -6,8 +6,8 @@
     benches/serve_rate.py --only many,turns      # Pebble only
 
 one     decode rate of one streaming HTTP client against `millstream bench` on a synthetic model, in turns
-        (A B A B …), each in a process of its own. The client's clock runs from the end of the prompt to the
-        last byte. Tokens are drawn at random on both sides, so that routing does not settle.
+        (A B A B …), each in a process of its own. The client's clock runs from the first token to the last
+        byte. Tokens are drawn at random on both sides, so that routing does not settle.
 many    tokens/s of the engine with --clients streaming clients and with one, on Pebble, in turns, from
         the counters of /metrics.
 turns   time to the first token of a chat of about --turn-tokens tokens, and of its second turn, on Pebble.
@@ -90,26 +90,22 @@ def events(answer):
 
 
 def client_rate(server, prompt, tokens):
-    """Tokens per second from the end of the prompt to the end of the stream."""
+    """Tokens per second from the first token to the end of the stream."""
     # Only tokens that are text, or a client would see nothing of what it waits for.
     bias = {str(token): 100 for token in range(TEXT_TOKENS)} | {str(token): -100 for token in END_TOKENS}
     answer = server.ask("/v1/completions", {"prompt": prompt, "max_tokens": tokens, "temperature": 1, "seed": 1,
                                             "logit_bias": bias, "stream": True, "stream_options": {"include_usage": True}})
     begin, end, pieces, usage = None, None, 0, None
     for name, data, now in events(answer):
-        if name == "prefill_progress":
-            progress = json.loads(data)
-            begin = now if progress["done"] == progress["total"] else None
-        elif data == b"[DONE]":
+        if data == b"[DONE]":
             break
-        else:
+        if name != "prefill_progress":
             chunk = json.loads(data)
             usage = chunk.get("usage") or usage
             pieces += any(choice["text"] for choice in chunk["choices"])
-            end = now
+            begin, end = begin or now, now
     if usage["completion_tokens"] != tokens or pieces < tokens // 2:
         sys.exit(f"{usage['completion_tokens']} tokens in {pieces} pieces came, expected {tokens}")
-    # The first token comes with the prompt.
     return (tokens - 1) / (end - begin)
 
 
