@@ -3,7 +3,7 @@
 //! A table of disks would be wrong on the next machine: the file system, the virtual machine and the
 //! kernel decide as much as the disk does. So each way is tried for some milliseconds, several times in
 //! turn, on places no earlier trial has touched, and its best time counts: what else the machine does
-//! can only make a trial slower. Simple ways win unless another is clearly faster.
+//! can only make a trial slower. Reads past the file cache and by io_uring win unless another way is clearly faster.
 
 use std::fmt;
 use std::io;

@@ -102,8 +102,10 @@ impl Speculating {
         );
         let sources: Vec<SourceReport> = self.every_source().collect();
         let mut by_source = |name: &str, help: &str, kind: &str, of: fn(&SourceReport) -> f64| {
-            let values: Vec<(String, f64)> =
-                sources.iter().map(|source| (name_of(source.source), of(source))).collect();
+            let values: Vec<(String, f64)> = sources
+                .iter()
+                .map(|source| (source.source.name().to_owned(), of(source)))
+                .collect();
             out.labelled(name, help, kind, "source", &values);
         };
         by_source(
@@ -194,11 +196,6 @@ impl Speculating {
             ],
         }
     }
-}
-
-/// The name of a source, as everywhere else.
-fn name_of(source: SourceKind) -> String {
-    json!(source).as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -42,16 +42,6 @@ impl LoggedRound {
     }
 }
 
-fn name(source: SourceKind) -> &'static str {
-    match source {
-        SourceKind::NGram => "n_gram",
-        SourceKind::DraftModel => "draft_model",
-        SourceKind::Mtp => "mtp",
-        SourceKind::Dflash => "dflash",
-        SourceKind::Oracle => "oracle",
-    }
-}
-
 impl fmt::Display for LoggedRound {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let micros = |seconds: f64| (seconds * 1e6).round();
@@ -61,7 +51,7 @@ impl fmt::Display for LoggedRound {
         write!(
             formatter,
             "{},{},{},{buckets},{},{},{},{},{}",
-            self.source.map_or("", name),
+            self.source.map_or("", SourceKind::name),
             self.behind,
             micros(self.draft_seconds),
             self.verified,
@@ -87,7 +77,7 @@ impl FromStr for LoggedRound {
         let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
         let source = match source {
             "" => None,
-            said => Some(SourceKind::ALL.into_iter().find(|&s| name(s) == said).ok_or_else(wrong)?),
+            said => Some(SourceKind::ALL.into_iter().find(|s| s.name() == said).ok_or_else(wrong)?),
         };
         let bucket = |digit: char| digit.to_digit(8).map(|digit| digit as u8).ok_or_else(wrong);
         let kib = |text: &str| number(text).map(|kib| kib << 10);
@@ -108,6 +98,13 @@ impl FromStr for LoggedRound {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_source_has_one_name() {
+        for source in SourceKind::ALL {
+            assert_eq!(serde_json::json!(source), source.name());
+        }
+    }
 
     #[test]
     fn what_is_written_is_read() {

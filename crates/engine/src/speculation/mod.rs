@@ -89,6 +89,17 @@ impl SourceKind {
         SourceKind::Oracle,
     ];
 
+    /// Its name in reports, metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            SourceKind::NGram => "n_gram",
+            SourceKind::DraftModel => "draft_model",
+            SourceKind::Mtp => "mtp",
+            SourceKind::Dflash => "dflash",
+            SourceKind::Oracle => "oracle",
+        }
+    }
+
     fn index(self) -> usize {
         self as usize
     }
@@ -286,7 +297,9 @@ impl Drafter {
             None => self.controller.trim(&drafts),
             Some(_) => self.controller.take_whole(&drafts),
         };
-        if let Some(draft) = drafts.iter().flatten().next() {
+        if self.log.is_some()
+            && let Some(draft) = drafts.iter().flatten().next()
+        {
             self.round.buckets = draft.buckets.to_vec();
         }
         self.round.verified = counts.iter().sum();

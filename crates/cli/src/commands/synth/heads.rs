@@ -77,7 +77,7 @@ fn check_model(request: &Request) -> Result<(), Error> {
     let path = &request.out;
     let other =
         |got: String| Error::OtherModel { path: path.clone(), name: request.shape.name, got };
-    let checkpoint = Checkpoint::open(path).map_err(|source| Error::weights(path, source))?;
+    let checkpoint = Checkpoint::open(path).map_err(|source| other(source.to_string()))?;
     let spec = model::arch::spec(&checkpoint).map_err(|error| other(error.to_string()))?;
     let (shape, hidden, vocab) = (&request.shape, spec.hidden, spec.vocab);
     if (hidden, vocab) != (shape.hidden, shape.vocab) || !spec.model_type.starts_with("qwen3_5") {

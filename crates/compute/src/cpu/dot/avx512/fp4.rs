@@ -7,17 +7,12 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::nibbles::sums;
+use super::nibbles::{FEW, TOGETHER, sums};
 use super::{SCALE_PREFETCH_BYTES, expand};
 use crate::cpu::dot::{FP4_ZERO, Padded, Row, Rows, Target, chunk};
 use crate::cpu::lanes::sum_lanes;
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
-
-/// Activation rows that a pass over the weights serves at most: each has a sum in a register.
-const FEW: usize = 6;
-/// Weight rows that one activation row is multiplied with at a time.
-const TOGETHER: usize = 2;
 
 /// Products of weight rows `range` with some activation rows: one as it is decoded, several in shares of about the
 /// same size.

@@ -17,9 +17,9 @@ use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Activation rows that a pass over the weights serves at most: each has a sum in a register.
-const FEW: usize = 6;
+pub(super) const FEW: usize = 6;
 /// Weight rows that one activation row is multiplied with at a time.
-const TOGETHER: usize = 2;
+pub(super) const TOGETHER: usize = 2;
 
 /// Affine nibbles in whole vectors, the last chunk of `TAIL` parts if that is not 0: one row as it is decoded,
 /// several in shares of about the same size.
