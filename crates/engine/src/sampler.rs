@@ -210,6 +210,9 @@ pub struct Scratch {
     weights: Vec<f64>,
 }
 
+/// Candidates that are ranked at first where any number may be wanted. Most draws fall among a few.
+const FIRST_RANKED: usize = 32;
+
 /// Logits that are compared with the bar at once.
 const RANKED_TOGETHER: usize = 32;
 
@@ -365,7 +368,7 @@ fn draw(
 
     // Sorting a vocabulary for a token that is nearly always among the first few would be a waste, so candidates are
     // ranked in growing numbers until the draw falls among them.
-    let mut count = if limits_count { limit } else { limit.min(256) };
+    let mut count = if limits_count { limit } else { limit.min(FIRST_RANKED) };
     let mut all_mass = None;
     loop {
         rank(logits, count, candidates);

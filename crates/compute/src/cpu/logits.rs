@@ -22,19 +22,21 @@ versions! {
 #[inline(always)]
 fn mass_body(logits: &[f32], best: f32, inverse_temperature: f64) -> f64 {
     const LANES: usize = 8;
+    /// Logits whose exponentials are computed side by side: that of one is a chain of two dozen operations.
+    const TOGETHER: usize = 4 * LANES;
     let mut sums = [0.0; LANES];
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let mut last = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = logits.as_chunks::<TOGETHER>();
+    let mut last = [f32::NEG_INFINITY; TOGETHER];
     last[..rest.len()].copy_from_slice(rest);
     for chunk in chunks.iter().chain([&last]) {
         // Loops, not closures: those would not be compiled for the instruction set.
-        let mut x = [0.0; LANES];
-        for lane in 0..LANES {
-            x[lane] = (f64::from(chunk[lane]) - f64::from(best)) * inverse_temperature;
+        let mut x = [0.0; TOGETHER];
+        for i in 0..TOGETHER {
+            x[i] = (f64::from(chunk[i]) - f64::from(best)) * inverse_temperature;
         }
         let weights = exp(x);
-        for lane in 0..LANES {
-            sums[lane] += weights[lane];
+        for (i, weight) in weights.into_iter().enumerate() {
+            sums[i % LANES] += weight;
         }
     }
     sums.iter().sum()

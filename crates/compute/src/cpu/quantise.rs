@@ -43,6 +43,8 @@ pub(crate) struct Activations {
     /// which the low and high nibbles of 64 code bytes come out. Transposed for several rows: then per chunk and
     /// for each eighth value of its blocks and the seven after it, four bytes of each block, block after block.
     /// So a lane of 32 bits belongs to one block, which costs shuffles of codes once and saves them for each row.
+    /// Lanes that a row of 128 or 256 values leaves empty then repeat it, for weight rows that share them; the
+    /// scales there are zero all the same.
     pub(crate) paired: Lines<i8>,
     /// Whether `paired` is transposed.
     pub(crate) transposed: bool,
@@ -191,6 +193,7 @@ impl Writer<'_> {
                 split_planes(isa, values, part(planes));
                 if self.transposed {
                     split_transposed(isa, values, part(paired));
+                    repeat_narrow(self.cols, part(paired));
                 } else {
                     split_paired(isa, values, part(paired));
                 }
@@ -317,6 +320,21 @@ fn split_paired_body(values: &[i16], out: &mut [i8]) {
             let (high, low) = split(v[2 * i + 1]);
             (o[64 + i], o[192 + i]) = (high, low);
         }
+    }
+}
+
+/// Fills the empty lanes of a chunk with those of a row of just 4 or 8 blocks.
+fn repeat_narrow(cols: usize, transposed: &mut [i8]) {
+    let (quarters, _) = transposed.as_chunks_mut::<{ 4 * LANE_BLOCKS }>();
+    const FOUR: usize = 4 * BLOCK;
+    const EIGHT: usize = 8 * BLOCK;
+    match cols {
+        FOUR => quarters.iter_mut().for_each(|lanes| {
+            lanes.copy_within(..16, 16);
+            lanes.copy_within(..32, 32);
+        }),
+        EIGHT => quarters.iter_mut().for_each(|lanes| lanes.copy_within(..32, 32)),
+        _ => {}
     }
 }
 

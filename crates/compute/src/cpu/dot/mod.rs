@@ -209,12 +209,22 @@ unsafe impl Send for Target {}
 unsafe impl Sync for Target {}
 
 impl Target {
+    /// Where an element is.
+    ///
+    /// # Safety
+    /// It must be inside the output.
+    #[inline(always)]
+    pub(crate) unsafe fn place(&self, row: u32, index: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.start.add(row as usize * self.stride + self.column + index) }
+    }
+
     /// # Safety
     /// The element must be inside the output and nobody else may access it meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn put(&self, row: u32, index: usize, value: f32) {
         // SAFETY: the caller's promise.
-        unsafe { *self.start.add(row as usize * self.stride + self.column + index) = value };
+        unsafe { *self.place(row, index) = value };
     }
 
     /// The same output, `columns` further right.

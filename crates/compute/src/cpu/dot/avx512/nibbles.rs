@@ -10,7 +10,7 @@ mod narrow;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use self::narrow::{narrow, shares_lanes};
+use self::narrow::{narrow_rows, shares_lanes};
 use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, expand, transpose_sum};
 use crate::cpu::dot::{FP4_CODES, Rows, Target};
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
@@ -35,7 +35,8 @@ pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP:
     out: Target,
 ) {
     assert!(x.transposed || x.rows == 1, "several rows are transposed");
-    let shares = rows.inputs.len().div_ceil(FEW);
+    let is_narrow = x.transposed && shares_lanes::<TAIL>(w);
+    let shares = rows.inputs.len().div_ceil(if is_narrow { narrow::MOST } else { FEW });
     let mut done = 0;
     for share in 1..=shares {
         let end = rows.inputs.len() * share / shares;
@@ -43,18 +44,20 @@ pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP:
         let range = range.clone();
         // SAFETY: the caller's promise, passed on.
         unsafe {
+            if is_narrow {
+                narrow_rows::<TAIL, KIND, GROUP>(w, range, x, some, out);
+                done = end;
+                continue;
+            }
             match end - done {
                 0 => {}
-                1 if x.transposed && shares_lanes::<TAIL>(w) => {
-                    narrow::<1, TAIL, KIND, GROUP>(w, range, x, some, out);
-                }
                 1 if x.transposed => decode::<true, TAIL, KIND, GROUP>(w, range, x, some, out),
                 1 => decode::<false, TAIL, KIND, GROUP>(w, range, x, some, out),
-                2 => several::<2, TAIL, KIND, GROUP>(w, range, x, some, out),
-                3 => several::<3, TAIL, KIND, GROUP>(w, range, x, some, out),
-                4 => several::<4, TAIL, KIND, GROUP>(w, range, x, some, out),
-                5 => several::<5, TAIL, KIND, GROUP>(w, range, x, some, out),
-                _ => several::<FEW, TAIL, KIND, GROUP>(w, range, x, some, out),
+                2 => few::<2, TAIL, KIND, GROUP>(w, range, x, some, out),
+                3 => few::<3, TAIL, KIND, GROUP>(w, range, x, some, out),
+                4 => few::<4, TAIL, KIND, GROUP>(w, range, x, some, out),
+                5 => few::<5, TAIL, KIND, GROUP>(w, range, x, some, out),
+                _ => few::<FEW, TAIL, KIND, GROUP>(w, range, x, some, out),
             }
         }
         done = end;
@@ -79,29 +82,6 @@ impl Layout {
         assert!(w.scales.len() == w.rows * scale_bytes && w.biases.len() == w.scales.len());
         let chunk_scales = CHUNK / group * scale_bytes / (w.cols / group);
         Layout { row_bytes, scale_bytes, chunks: w.cols / CHUNK, chunk_scales }
-    }
-}
-
-/// `N` transposed activation rows, by the width of the weight.
-///
-/// # Safety
-/// As [`kernel`](super::kernel); there are `N` rows.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn several<const N: usize, const TAIL: usize, const KIND: u8, const GROUP: usize>(
-    w: &Matrix<'_>,
-    range: Range<usize>,
-    x: &Activations,
-    rows: Rows<'_>,
-    out: Target,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if shares_lanes::<TAIL>(w) {
-            narrow::<N, TAIL, KIND, GROUP>(w, range, x, rows, out);
-        } else {
-            few::<N, TAIL, KIND, GROUP>(w, range, x, rows, out);
-        }
     }
 }
 

@@ -1,31 +1,57 @@
 //! Weight rows of one or two parts in all. Alone they would leave most lanes idle, so several of them share the lanes, each
-//! with the same activations.
+//! with the same activations, which repeat themselves where a wider row would go on.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{Layout, Planes, expand, transpose, unpack};
-use crate::cpu::dot::{Rows, Target};
+use super::{Layout, Planes, SCALE_PREFETCH_BYTES, block_sums, expand, load, transpose, unpack};
+use crate::cpu::dot::{Padded, Rows, Target};
 use crate::cpu::quantise::{Activations, CHUNK};
 use crate::weight::Matrix;
+
+/// Activation rows that a pass over the weights serves at most: their sums are added up together.
+pub(super) const MOST: usize = 8;
 
 /// Whether several rows of the weight fit in the lanes of one chunk.
 pub(super) fn shares_lanes<const TAIL: usize>(w: &Matrix<'_>) -> bool {
     w.cols < CHUNK && (TAIL == 1 || TAIL == 2)
 }
 
+/// The kernel for as many rows as there are, [`MOST`] at most.
+///
+/// # Safety
+/// As [`whole_parts`](super::whole_parts).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+pub(super) unsafe fn narrow_rows<const TAIL: usize, const KIND: u8, const GROUP: usize>(
+    w: &Matrix<'_>,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        match rows.inputs.len() {
+            0 => {}
+            1 => narrow::<1, TAIL, KIND, GROUP>(w, range, x, rows, out),
+            2 => narrow::<2, TAIL, KIND, GROUP>(w, range, x, rows, out),
+            3 => narrow::<3, TAIL, KIND, GROUP>(w, range, x, rows, out),
+            4 => narrow::<4, TAIL, KIND, GROUP>(w, range, x, rows, out),
+            5 => narrow::<5, TAIL, KIND, GROUP>(w, range, x, rows, out),
+            6 => narrow::<6, TAIL, KIND, GROUP>(w, range, x, rows, out),
+            7 => narrow::<7, TAIL, KIND, GROUP>(w, range, x, rows, out),
+            _ => narrow::<MOST, TAIL, KIND, GROUP>(w, range, x, rows, out),
+        }
+    }
+}
+
 /// Weight rows of `TAIL` parts, one or two, with `N` transposed activation rows: four or two weight rows at a time, each in
-/// its share of the lanes, and the activations repeated for each.
+/// its share of the lanes.
 ///
 /// # Safety
 /// As [`whole_parts`](super::whole_parts); there are `N` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-pub(super) unsafe fn narrow<
-    const N: usize,
-    const TAIL: usize,
-    const KIND: u8,
-    const GROUP: usize,
->(
+unsafe fn narrow<const N: usize, const TAIL: usize, const KIND: u8, const GROUP: usize>(
     w: &Matrix<'_>,
     range: Range<usize>,
     x: &Activations,
@@ -35,113 +61,148 @@ pub(super) unsafe fn narrow<
     let Layout { row_bytes, scale_bytes, .. } = Layout::check(w, &range, GROUP);
     let x: [Planes; N] = std::array::from_fn(|n| Planes::of(x, rows.inputs[n] as usize));
     let together = 4 / TAIL;
-    for first in range.clone().step_by(together) {
-        let mut packed = [_mm512_setzero_si512(); 4];
-        let (mut scale, mut bias) = (_mm512_setzero_ps(), _mm512_setzero_ps());
-        // SAFETY: whole vectors of rows inside the weight and of the activations' padded rows.
-        unsafe {
-            for r in 0..together {
-                // Where there are fewer, the last row is computed again.
-                let row = (first + r).min(range.end - 1);
-                let codes = w.codes.as_ptr().add(row * row_bytes);
-                for part in 0..TAIL {
-                    packed[r * TAIL + part] = _mm512_loadu_si512(codes.add(part * 64).cast());
-                }
-                let scales = expand::<KIND, GROUP, TAIL>(w.scales.as_ptr().add(row * scale_bytes));
-                let biases = expand::<KIND, GROUP, TAIL>(w.biases.as_ptr().add(row * scale_bytes));
-                scale = _mm512_or_ps(scale, to_share::<TAIL>(scales, r));
-                bias = _mm512_or_ps(bias, to_share::<TAIL>(biases, r));
-            }
-            let (even, odd) = unpack::<false>(transpose(packed));
+    let whole = range.len() / together * together;
+    // SAFETY: whole vectors of rows inside the weight, or of their copies, and of the activations' padded rows.
+    unsafe {
+        let to: [*mut f32; N] = std::array::from_fn(|n| out.place(rows.outputs[n], 0));
+        for first in (0..whole).step_by(together) {
+            let row = range.start + first;
+            let codes = w.codes.as_ptr().add(row * row_bytes);
+            let scales = w.scales.as_ptr().add(row * scale_bytes);
+            let biases = w.biases.as_ptr().add(row * scale_bytes);
+            let sums = products::<N, TAIL, KIND, GROUP>(codes, scales, biases, &x);
             for n in 0..N {
-                let integers = shared_block_sums::<TAIL>(&even, &odd, x[n].planes);
-                let x_scale = _mm512_castsi512_ps(repeat::<TAIL>(x[n].scale.cast()));
-                let x_sum = _mm512_castsi512_ps(repeat::<TAIL>(x[n].sum.cast()));
-                let product = _mm512_mul_ps(scale, x_scale);
-                let zero = _mm512_setzero_ps();
-                let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), product, zero);
-                let acc = _mm512_fmadd_ps(bias, x_sum, acc);
-                let sums = share_sums::<TAIL>(acc);
-                for r in 0..together.min(range.end - first) {
-                    out.put(rows.outputs[n], first + r - range.start, sums[r]);
+                for r in 0..together {
+                    to[n].add(first + r).write(sums[n * together + r]);
+                }
+            }
+        }
+        if whole < range.len() {
+            // A copy that has zeros where the next rows would be.
+            let mut padded = Padded::new();
+            let start = range.start + whole;
+            let copy = |to: &mut [u8], from: &[u8], bytes: usize| {
+                let from = &from[start * bytes..range.end * bytes];
+                to[..from.len()].copy_from_slice(from);
+            };
+            copy(&mut padded.codes, w.codes, row_bytes);
+            copy(&mut padded.scales, w.scales, scale_bytes);
+            copy(&mut padded.biases, w.biases, scale_bytes);
+            let [codes, scales, biases] =
+                [&padded.codes[..], &padded.scales, &padded.biases].map(<[u8]>::as_ptr);
+            let sums = products::<N, TAIL, KIND, GROUP>(codes, scales, biases, &x);
+            for n in 0..N {
+                for r in 0..range.len() - whole {
+                    to[n].add(whole + r).write(sums[n * together + r]);
                 }
             }
         }
     }
 }
 
-/// The first `PARTS` · 16 bytes, repeated.
+/// Products of as many weight rows as share the lanes, which lie one after the other like the parts of a chunk, with `N`
+/// activation rows: those of the first activation row, then those of the next.
+///
+/// # Safety
+/// The pointers are those of so many rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn products<const N: usize, const PARTS: usize, const KIND: u8, const GROUP: usize>(
+    codes: *const u8,
+    scales: *const u8,
+    biases: *const u8,
+    x: &[Planes; N],
+) -> [f32; 4 * MOST] {
+    let zero = _mm512_setzero_ps();
+    let mut lanes = [zero; MOST];
+    // SAFETY: the caller's promise; prefetching is harmless.
+    unsafe {
+        for stream in [scales, biases] {
+            let ahead = stream.wrapping_add(SCALE_PREFETCH_BYTES);
+            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+        }
+        let (even, odd) = unpack::<false>(transpose(load::<4>(codes)));
+        let scale = expand::<KIND, GROUP, 4>(scales);
+        let bias = expand::<KIND, GROUP, 4>(biases);
+        for n in 0..N {
+            let integers = block_sums(&even, &odd, x[n].planes);
+            let product = _mm512_mul_ps(scale, repeat::<PARTS>(x[n].scale));
+            let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), product, zero);
+            lanes[n] = _mm512_fmadd_ps(bias, repeat::<PARTS>(x[n].sum), acc);
+        }
+    }
+    share_sums::<PARTS>(lanes, N)
+}
+
+/// The first `PARTS` · 4 numbers, repeated.
 ///
 /// # Safety
 /// There are so many.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn repeat<const PARTS: usize>(at: *const i8) -> __m512i {
+unsafe fn repeat<const PARTS: usize>(at: *const f32) -> __m512 {
     // SAFETY: the caller's promise.
     unsafe {
         if PARTS == 1 {
-            _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast()))
+            _mm512_broadcast_f32x4(_mm_loadu_ps(at))
         } else {
-            _mm512_broadcast_i64x4(_mm256_loadu_si256(at.cast()))
+            _mm512_broadcast_f32x8(_mm256_loadu_ps(at))
         }
     }
 }
 
-/// Moves the lanes of `PARTS` parts, of which the others are zero, to share `r` of the lanes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn to_share<const PARTS: usize>(lanes: __m512, r: usize) -> __m512 {
-    match 4 * PARTS * r {
-        0 => lanes,
-        4 => _mm512_shuffle_f32x4::<0b11_11_00_11>(lanes, lanes),
-        8 => _mm512_shuffle_f32x4::<0b01_00_11_11>(lanes, lanes),
-        _ => _mm512_shuffle_f32x4::<0b00_11_11_11>(lanes, lanes),
-    }
-}
-
-/// [`block_sums`](super::block_sums) of codes of several rows, each with the same blocks of the activations.
-///
-/// # Safety
-/// `x` points to 1,024 bytes of transposed planes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn shared_block_sums<const PARTS: usize>(
-    even: &[__m512i; 4],
-    odd: &[__m512i; 4],
-    x: *const i8,
-) -> __m512i {
-    let mut high = _mm512_setzero_si512();
-    let mut low = high;
-    for k in 0..4 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let at = x.add(k * 256);
-            high = _mm512_dpbusd_epi32(high, even[k], repeat::<PARTS>(at));
-            low = _mm512_dpbusd_epi32(low, even[k], repeat::<PARTS>(at.add(128)));
-            high = _mm512_dpbusd_epi32(high, odd[k], repeat::<PARTS>(at.add(64)));
-            low = _mm512_dpbusd_epi32(low, odd[k], repeat::<PARTS>(at.add(192)));
-        }
-    }
-    _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low)
-}
-
-/// The lanes of each share added in the order of [`halves_sum`](super::halves_sum), as if the others were zero.
+/// The lanes of each share of several vectors, `count` of them, added in the order of
+/// [`halves_sum`](super::halves_sum), as if the other shares were zero: the sums of the first vector, then those of the next.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-fn share_sums<const PARTS: usize>(lanes: __m512) -> [f32; 4] {
-    let mut sums = _mm512_add_ps(lanes, _mm512_setzero_ps());
-    if PARTS == 2 {
-        sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4::<0b10_11_00_01>(sums, sums));
+fn share_sums<const PARTS: usize>(mut lanes: [__m512; MOST], count: usize) -> [f32; 4 * MOST] {
+    let zero = _mm512_setzero_ps();
+    let mut sums = [0.0; 4 * MOST];
+    for n in 0..count {
+        lanes[n] = _mm512_add_ps(lanes[n], zero);
     }
-    sums = _mm512_add_ps(sums, _mm512_permute_ps::<0b01_00_11_10>(sums));
-    sums = _mm512_add_ps(sums, _mm512_permute_ps::<0b10_11_00_01>(sums));
-    let starts = if PARTS == 1 { [0, 4, 8, 12] } else { [0, 8, 0, 8] };
-    let order = _mm512_setr_epi32(
-        starts[0], starts[1], starts[2], starts[3], 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    );
-    let mut each = [0.0; 4];
-    let sums = _mm512_castps512_ps128(_mm512_permutexvar_ps(order, sums));
-    // SAFETY: four floats.
-    unsafe { _mm_storeu_ps(each.as_mut_ptr(), sums) };
-    each
+    if PARTS == 1 {
+        // Lane n of block r is the sum of share r of vector n, and four vectors are one.
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        for four in 0..count.div_ceil(4) {
+            let (a, b, c, d) =
+                (lanes[four * 4], lanes[four * 4 + 1], lanes[four * 4 + 2], lanes[four * 4 + 3]);
+            let each = _mm512_permutexvar_ps(order, pairs(twos(a, b), twos(c, d)));
+            // SAFETY: sixteen floats.
+            unsafe { _mm512_storeu_ps(sums.as_mut_ptr().add(four * 16), each) };
+        }
+        return sums;
+    }
+    let mut fours = [zero; MOST / 2];
+    for pair in 0..count.div_ceil(2) {
+        let (a, b) = (lanes[2 * pair], lanes[2 * pair + 1]);
+        let front = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+        let back = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+        fours[pair] = _mm512_add_ps(front, back);
+    }
+    let [a, b, c, d] = fours;
+    // Vector 2 j + h has its first share in lane j of block 2 h, and its second in the next block.
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let each = _mm512_permutexvar_ps(order, pairs(twos(a, b), twos(c, d)));
+    // SAFETY: sixteen floats.
+    unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), each) };
+    sums
+}
+
+/// In each block of four lanes: the first two and the last two of `a` added, then those of `b`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn twos(a: __m512, b: __m512) -> __m512 {
+    let (first, last) =
+        (_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b));
+    _mm512_add_ps(first, last)
+}
+
+/// In each block of four lanes: neighbours of `a` added, then those of `b`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(a: __m512, b: __m512) -> __m512 {
+    let (even, odd) =
+        (_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b));
+    _mm512_add_ps(even, odd)
 }
