@@ -387,7 +387,7 @@ impl Engine {
         events: &mut Vec<Event>,
     ) {
         let mut prefill_rows = 0;
-        for segment in &batch.segments {
+        for (segment, outcome) in batch.segments.iter().zip(&outcomes) {
             let Active { job, sequence, cached, .. } = &mut self.active[segment.sequence];
             if segment.kind != SegmentKind::Prefill {
                 job.usage.decode_seconds += seconds + self.draft_seconds;
@@ -395,7 +395,9 @@ impl Engine {
             }
             prefill_rows += segment.count;
             job.usage.prefill_seconds += seconds;
-            let (done, total, cached) = (sequence.len(), job.tokens.len(), *cached);
+            // The first token of the answer is drawn already.
+            let total = job.tokens.len() - outcome.drawn.len();
+            let (done, cached) = (sequence.len(), *cached);
             events.push(Event::Prefill { id: job.id, done, total, cached });
         }
         let prefill_seconds = seconds * prefill_rows as f64 / batch.rows.len() as f64;

@@ -77,6 +77,8 @@ fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Request {
 /// What became of a request.
 #[derive(Clone, Debug, Default)]
 struct Outcome {
+    /// Of the prompt, as last told.
+    left_to_read: usize,
     tokens: Vec<u32>,
     end: Option<(FinishReason, Usage)>,
 }
@@ -106,10 +108,15 @@ impl World {
             match event {
                 Event::Prefill { id, done, total, cached } => {
                     assert!(cached < done && done <= total, "{id:?}: {cached}, {done}, {total}");
-                    assert!(self.outcomes[&id].end.is_none());
+                    let outcome = self.outcomes.get_mut(&id).unwrap();
+                    assert!(outcome.end.is_none());
+                    outcome.left_to_read = total - done;
                 }
                 Event::Token { id, sampled } => {
                     let outcome = self.outcomes.get_mut(&id).unwrap();
+                    // Who begins again after a preemption reads its own tokens, too, the last as ever.
+                    let is_read = outcome.left_to_read == 0 || !outcome.tokens.is_empty();
+                    assert!(is_read, "a token amid the prompt");
                     assert!(outcome.end.is_none(), "a token after the end");
                     outcome.tokens.push(sampled.token);
                 }
