@@ -14,7 +14,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use compute::logits::{mass, weight};
+use compute::logits::{STEPS, Spread, least_weight, mass, tokens_of_step, weight};
 
 use crate::Mask;
 
@@ -206,8 +206,14 @@ pub struct Sampled {
 #[derive(Debug, Default)]
 pub struct Scratch {
     adjusted: Vec<f32>,
+    draw: DrawScratch,
+}
+
+#[derive(Debug, Default)]
+struct DrawScratch {
     candidates: Vec<Candidate>,
     weights: Vec<f64>,
+    spread: Spread,
 }
 
 /// Candidates that are ranked at first where any number may be wanted. Most draws fall among a few.
@@ -234,7 +240,7 @@ pub fn sample(
 ) -> Result<Sampled, SampleError> {
     params.validate()?;
     let raw_best = best_logit(logits)?;
-    let Scratch { adjusted, candidates, weights } = scratch;
+    let Scratch { adjusted, draw: draw_scratch } = scratch;
 
     let (adjusted, best) = if params.logit_bias.is_empty() && !params.penalises() && mask.is_none()
     {
@@ -249,7 +255,7 @@ pub fn sample(
     let token = if params.temperature == 0.0 {
         adjusted.iter().position(|&logit| logit == best).unwrap_or(0) as u32
     } else {
-        draw(adjusted, best, params, uniform(params.seed, position), candidates, weights)
+        draw(adjusted, best, params, uniform(params.seed, position), draw_scratch)
     };
 
     let Some(top_count) = params.logprobs else {
@@ -257,6 +263,7 @@ pub fn sample(
     };
     let log_mass = mass(logits, raw_best, 1.0).ln();
     let logprob = |logit: f32| (f64::from(logit) - f64::from(raw_best) - log_mass) as f32;
+    let candidates = &mut draw_scratch.candidates;
     rank(logits, top_count, candidates);
     let top = candidates.iter().map(|c| (c.token, logprob(c.logit))).collect();
     Ok(Sampled { token, logprob: Some(logprob(logits[token as usize])), top })
@@ -357,50 +364,103 @@ fn draw(
     best: f32,
     params: &SamplingParams,
     uniform: f64,
-    candidates: &mut Vec<Candidate>,
-    weights: &mut Vec<f64>,
+    scratch: &mut DrawScratch,
 ) -> u32 {
     let inverse = f64::from(params.temperature).recip();
     let (top_p, min_p) = (f64::from(params.top_p), f64::from(params.min_p));
     let limits_count = params.top_k > 0 && params.top_k < logits.len();
-    let limit = if limits_count { params.top_k } else { logits.len() };
     let filters = limits_count || top_p < 1.0 || min_p > 0.0;
 
-    // Sorting a vocabulary for a token that is nearly always among the first few would be a waste, so candidates are
-    // ranked in growing numbers until the draw falls among them.
-    let mut count = if limits_count { limit } else { limit.min(FIRST_RANKED) };
-    let mut all_mass = None;
-    loop {
-        rank(logits, count, candidates);
-        weights.clear();
-        weights.extend(candidates.iter().map(|c| weight(c.logit, best, inverse)));
-        let all_mass = if limits_count {
-            weights.iter().sum()
-        } else if top_p < 1.0 || !filters {
-            *all_mass.get_or_insert_with(|| mass(logits, best, inverse))
-        } else {
-            f64::INFINITY // min_p does not look at it
-        };
+    // Sorting a vocabulary for a token that is nearly always among the first few would be a waste.
+    let count = if limits_count { params.top_k } else { FIRST_RANKED };
+    let DrawScratch { candidates, weights, spread } = scratch;
+    rank(logits, count, candidates);
+    weights.clear();
+    weights.extend(candidates.iter().map(|c| weight(c.logit, best, inverse)));
+    let all_mass = if limits_count {
+        weights.iter().sum()
+    } else if top_p < 1.0 || !filters {
+        mass(logits, best, inverse)
+    } else {
+        f64::INFINITY // min_p does not look at it
+    };
+    // The likeliest candidate weighs 1, so min_p is a bound on the weight itself.
+    let reach = if top_p < 1.0 { top_p * all_mass } else { f64::INFINITY };
+    let is_cut = |weight: f64, before: f64| weight < min_p || (before > 0.0 && before >= reach);
 
-        // The likeliest candidate weighs 1, so min_p is a bound on the weight itself.
-        let mut kept_mass = 0.0;
-        let mut kept = 0;
-        let mut cut = false;
-        for &weight in weights.iter() {
-            cut = weight < min_p || (top_p < 1.0 && kept > 0 && kept_mass >= top_p * all_mass);
-            if cut {
-                break;
+    let mut kept_mass = 0.0;
+    let mut kept = 0;
+    for &weight in weights.iter() {
+        if is_cut(weight, kept_mass) {
+            break;
+        }
+        kept_mass += weight;
+        kept += 1;
+    }
+    let target = uniform * if filters { kept_mass } else { all_mass };
+    let is_complete = limits_count || candidates.len() < count || kept < candidates.len();
+    if is_complete || (!filters && kept_mass > target) {
+        return candidates[pick(&weights[..kept], target)].token;
+    }
+
+    spread.fill(logits, best, inverse);
+    let mut steps = Steps { logits, best, inverse, spread, candidates };
+    let kept_mass = if filters {
+        let may_end = |step, after| after >= reach || least_weight(step) < min_p * (1.0 + 1e-5);
+        steps.walk(may_end, is_cut).0
+    } else {
+        (0..STEPS).map(|step| steps.spread.mass(step)).sum()
+    };
+    let target = uniform * kept_mass;
+    let drawn = steps.walk(|_, after| after > target, |weight, before| before + weight > target);
+    drawn.1.unwrap_or(0)
+}
+
+/// All tokens from the likeliest down, where many are about as likely: in steps of likelihood, of which only those that matter are
+/// looked into.
+struct Steps<'a> {
+    logits: &'a [f32],
+    best: f32,
+    inverse: f64,
+    spread: &'a Spread,
+    candidates: &'a mut Vec<Candidate>,
+}
+
+impl Steps<'_> {
+    /// Adds up weights until `ends` says so of a token's and of the sum before it: that sum and that token, or, if it never does, the
+    /// last that was looked at. Steps are looked into if `may_end` says so of one and of the sum after it.
+    fn walk(
+        &mut self,
+        may_end: impl Fn(usize, f64) -> bool,
+        ends: impl Fn(f64, f64) -> bool,
+    ) -> (f64, Option<u32>) {
+        let mut sum = 0.0;
+        let mut last = None;
+        for step in 0..STEPS {
+            let mass = self.spread.mass(step);
+            if mass == 0.0 {
+                continue;
             }
-            kept_mass += weight;
-            kept += 1;
+            if !may_end(step, sum + mass) {
+                sum += mass;
+                continue;
+            }
+            let candidates = &mut *self.candidates;
+            candidates.clear();
+            tokens_of_step(self.logits, self.best, self.inverse, step, |token, logit| {
+                candidates.push(Candidate { logit, token });
+            });
+            candidates.sort_unstable_by(likelier);
+            for candidate in candidates.iter() {
+                let weight = weight(candidate.logit, self.best, self.inverse);
+                last = Some(candidate.token);
+                if ends(weight, sum) {
+                    return (sum, last);
+                }
+                sum += weight;
+            }
         }
-
-        let target = uniform * if filters { kept_mass } else { all_mass };
-        let complete = count >= limit || candidates.len() < count;
-        if cut || complete || (!filters && kept_mass > target) {
-            return candidates[pick(&weights[..kept], target)].token;
-        }
-        count = count.saturating_mul(8).min(limit);
+        (sum, last)
     }
 }
 
