@@ -5,7 +5,7 @@
 
 use std::str::FromStr;
 
-pub(crate) use machine::size::bytes;
+pub(crate) use machine::size::{bytes, counted};
 
 /// A number of bytes given by the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

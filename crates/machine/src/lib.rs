@@ -1,4 +1,4 @@
-//! This computer: cores and instruction sets, memory and its limits, huge pages, disk.
+//! This computer: cores and instruction sets, memory and its limits, huge pages, disk, and what day it is.
 //!
 //! Everything here asks the operating system and answers in plain numbers. Nothing here knows about
 //! models, and nothing here decides what to do with an answer: `engine` plans, `compute` picks kernels.
@@ -6,6 +6,7 @@
 
 pub mod amx;
 pub mod cpu;
+pub mod date;
 pub mod disk;
 pub mod doctor;
 pub mod facts;
