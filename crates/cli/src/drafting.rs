@@ -122,13 +122,12 @@ impl Invocation {
     /// Whether a model is better off with a draft; if not, says why in numbers.
     fn pays(&self, model: &OpenModel, draft: &str, alone: &Plan, both: &Plan) -> bool {
         let draft_bytes = extra_bytes(alone, both);
+        let [together, budget] = machine::size::apart(both.total_bytes, both.budget_bytes);
         let numbers = format!(
-            "{} takes {}, {draft} {}, together {} of {}",
+            "{} takes {}, {draft} {}, together {together} of {budget}",
             model.name,
             size::bytes(alone.total_bytes),
             size::bytes(draft_bytes),
-            size::bytes(both.total_bytes),
-            size::bytes(both.budget_bytes),
         );
         if !both.fits {
             if alone.fits {

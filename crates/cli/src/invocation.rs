@@ -14,6 +14,7 @@ use crate::builtin::Builtin;
 use crate::commands::repack;
 use crate::console::{Console, Tone};
 use crate::drafting::Pair;
+use crate::measured::{Measured, Place};
 use crate::report::Advised;
 use crate::size;
 
@@ -46,6 +47,21 @@ pub(crate) struct OpenModel {
 pub(crate) struct FewerExperts {
     used: usize,
     asked: usize,
+}
+
+impl OpenModel {
+    /// Where experts come from that are not in memory.
+    pub(crate) fn expert_source(&self) -> &'static str {
+        match self.folder {
+            Some(_) => "the disk",
+            None => "inside the program",
+        }
+    }
+
+    /// What reads of its experts have to do with; `None` inside this program.
+    pub(crate) fn place(&self) -> Option<Place> {
+        Some(Place::new(self.folder.as_deref()?, engine::mean_read_bytes(&self.spec)))
+    }
 }
 
 impl std::fmt::Display for FewerExperts {
@@ -148,12 +164,8 @@ impl Invocation {
     /// Loads a model as planned, showing a bar, unless it would not fit.
     pub(crate) fn load_planned(&self, model: &OpenModel, mut plan: Plan) -> Result<Runner> {
         if !plan.fits {
-            let message = format!(
-                "{} needs {}, the budget is {}",
-                model.name,
-                size::bytes(plan.total_bytes),
-                size::bytes(plan.budget_bytes)
-            );
+            let [needs, budget] = machine::size::apart(plan.total_bytes, plan.budget_bytes);
+            let message = format!("{} needs {needs}, the budget is {budget}", model.name);
             return Err(Advised::with_hints(message, plan.hints).into());
         }
         tracing::info!(
@@ -170,7 +182,10 @@ impl Invocation {
             let asked = matches!(global.stream_experts, StreamExperts::Always)
                 || global.expert_slots.is_some()
                 || global.expert_cache.is_some();
-            for line in mode_lines(&plan, streaming, &choice, asked) {
+            if let Some(place) = model.place() {
+                Measured::of(&self.environment).keep_disk(&place, choice.clone());
+            }
+            for line in mode_lines(model, &plan, streaming, &choice, asked) {
                 eprintln!("{}", self.console.paint(Tone::Dim, &line));
             }
             plan.options.reading = Some(choice);
@@ -243,7 +258,13 @@ pub(crate) fn finish(runner: &Runner) -> Result<()> {
 }
 
 /// Which way a model runs, and why.
-fn mode_lines(plan: &Plan, streaming: &StreamPlan, choice: &Choice, asked: bool) -> Vec<String> {
+fn mode_lines(
+    model: &OpenModel,
+    plan: &Plan,
+    streaming: &StreamPlan,
+    choice: &Choice,
+    asked: bool,
+) -> Vec<String> {
     let [even, published] = streaming.hit_rate.map(|rate| 100.0 * rate);
     let [most, least] = streaming.read_bytes_per_token.map(size::bytes);
     // In memory everything takes this and more: longer steps, a longer context.
@@ -256,17 +277,21 @@ fn mode_lines(plan: &Plan, streaming: &StreamPlan, choice: &Choice, asked: bool)
         }
         false => format!("all of it would not fit into {budget}"),
     };
+    let disk = match model.folder {
+        Some(_) => format!("; disk: {}", disk_line(choice)),
+        None => String::new(),
+    };
     vec![
         format!(
-            "experts come from the disk ({why}): {} of {} at a time are in memory, in {} slots",
+            "experts come from {} ({why}): {} of {} at a time are in memory, in {} slots",
+            model.expert_source(),
             size::bytes(plan.expert_bytes - plan.would_stream_bytes),
             size::bytes(plan.expert_bytes),
             streaming.slots + streaming.staging_slots,
         ),
         format!(
             "expecting {even:.0}–{published:.0} % of a token's experts in memory, {least}–{most} read for \
-             the rest; disk: {}",
-            disk_line(choice)
+             the rest{disk}"
         ),
     ]
 }

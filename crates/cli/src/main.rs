@@ -14,6 +14,7 @@ mod drafting;
 mod interrupt;
 mod invocation;
 mod log;
+mod measured;
 mod report;
 mod screen;
 mod settings;

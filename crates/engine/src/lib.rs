@@ -38,5 +38,5 @@ pub use speculation::{
     LOG_HEADER, LoggedRound, Oracle, PassFit, Report as SpeculationReport, SourceKind,
     SourceReport, Speculation,
 };
-pub use streaming::{probe, samples};
+pub use streaming::{mean_read_bytes, probe, samples};
 pub use watch::{ExpertActivity, ExpertLoad, ExpertShape, ExpertUnion};

@@ -75,6 +75,14 @@ pub fn samples(layers: &[Option<LayerExperts>]) -> Vec<Sample> {
         .collect()
 }
 
+/// The mean length of the reads that bring an expert; 0 for a model without experts. How fast a disk is
+/// depends on it.
+pub fn mean_read_bytes(spec: &DecoderSpec) -> u64 {
+    let samples = samples(&layers(spec));
+    let bytes: u64 = samples.iter().map(|sample| sample.2 as u64).sum();
+    bytes.checked_div(samples.len() as u64).unwrap_or(0)
+}
+
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use checkpoint::FileIndex;
+use serde::{Deserialize, Serialize};
 
 pub use statistics::{Histogram, Statistics};
 
@@ -68,16 +69,18 @@ pub enum Priority {
 }
 
 /// Who carries the reads out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Queue {
     /// A thread for each read under way.
     Threads,
     /// The kernel (Linux), and one thread that collects what is done.
+    #[serde(rename = "io_uring")]
     Uring,
 }
 
 /// A queue and how many reads it keeps under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Method {
     /// Who carries the reads out.
     pub queue: Queue,

@@ -16,6 +16,7 @@ use super::logits::argmax;
 use crate::args::BenchArgs;
 use crate::console::{Align, print_json, table};
 use crate::invocation::{self, Invocation, SwapWatch};
+use crate::measured::Measured;
 use crate::size;
 use streaming::{REHEARSAL, Stopped, StreamedRun, Watch};
 
@@ -87,6 +88,7 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
     // their peak. Neighbours on the machine come and go: the ceiling is the better of two.
     drop(runner);
     let bandwidth = measure_bandwidth(&facts, threads)?.max(measure_bandwidth(&facts, threads)?);
+    Measured::of(&invocation.environment).keep_memory(threads, bandwidth);
     for run in &mut runs {
         run.bandwidth_share = run.bytes_per_token as f64 * run.decode_tok_s / bandwidth;
     }

@@ -1,20 +1,23 @@
 //! `millstream plan`: where the memory would go, from headers alone; and where experts would come from the
-//! disk, what that disk and this memory let one expect.
+//! disk, what that disk and this memory let one expect. Those two are measured if nobody has in the last days.
 
 use std::io::Write;
 
 use anyhow::Result;
 use engine::{Plan, StreamPlan};
 use experts::probe::Choice;
+use serde_json::{Value, json};
 
 use crate::args::PlanArgs;
 use crate::console::{Align, Tone, print_json, table};
 use crate::invocation::{self, Invocation, OpenModel};
+use crate::measured::{Dated, Measured};
 use crate::size;
 
-/// Share of a plain read's bandwidth that decoding reaches. `bench` measured 0.69 for twelve layers of a
-/// 35B-A3B's shape with 96 % hits (two threads of a Xeon, amx kernels, 15 Nov 2026); rounded down.
-const BANDWIDTH_SHARE: f64 = 0.65;
+/// Share of a plain read's bandwidth that decoding reaches, at the slow end and at the fast one: what
+/// `benches/compare_llama.py` measured for twelve layers of a 35B-A3B's shape with everything in memory, without
+/// AMX and with it (0.61 and 0.80; two threads of a Xeon, 15 Nov 2026), rounded down.
+const BANDWIDTH_SHARES: [f64; 2] = [0.6, 0.8];
 
 /// Memory the bandwidth is measured with. `bench` takes more; an expectation need not be as good.
 const BANDWIDTH_BYTES: usize = 256 << 20;
@@ -25,7 +28,10 @@ const BANDWIDTH_TRIALS: usize = 3;
 /// What the disk lets one expect.
 #[derive(Debug)]
 struct Expected {
-    disk: Choice,
+    disk: Dated<Choice>,
+    /// Bytes that are read from memory in a second; `None` where the disk was not timed.
+    memory: Option<Dated<f64>>,
+    threads: usize,
     /// At the worst and at the best hit rate expected; `None` where the disk was not timed.
     tok_s: Option<[f64; 2]>,
 }
@@ -33,12 +39,13 @@ struct Expected {
 pub(crate) fn run(args: &PlanArgs, invocation: &Invocation) -> Result<()> {
     let model = invocation.open(&args.model)?;
     let plan = invocation.plan(&model)?.plan;
-    let expected = expect(&model, &plan)?;
+    let expected = expect(&model, &plan, &Measured::of(&invocation.environment))?;
     if args.json {
         let mut value = serde_json::to_value(&plan)?;
         value["model"] = model.name.into();
         value["model_type"] = model.spec.model_type.into();
-        value["disk"] = expected.as_ref().map_or(serde_json::Value::Null, disk_json);
+        value["disk"] = expected.as_ref().map_or(Value::Null, disk_json);
+        value["memory"] = expected.as_ref().map_or(Value::Null, memory_json);
         value["expected_tok_s"] = serde_json::to_value(expected.and_then(|e| e.tok_s))?;
         return print_json(&value);
     }
@@ -47,7 +54,7 @@ pub(crate) fn run(args: &PlanArgs, invocation: &Invocation) -> Result<()> {
     if let Some(streaming) = &plan.streaming
         && plan.fits
     {
-        text.push_str(&streaming_text(streaming, expected.as_ref()));
+        text.push_str(&streaming_text(&model, streaming, expected.as_ref()));
     }
     std::io::stdout().write_all(text.as_bytes())?;
     for hint in &plan.hints {
@@ -83,18 +90,21 @@ fn text(model: &OpenModel, plan: &Plan, asked: bool) -> String {
     if plan.fits {
         let spare = size::bytes(plan.budget_bytes - plan.total_bytes);
         text.push_str(&format!("It fits, with {spare} to spare"));
-        text.push_str(match plan.streaming {
-            Some(_) => "; experts come from the disk.\n",
-            None => ".\n",
-        });
+        match plan.streaming {
+            Some(_) => {
+                text.push_str(&format!("; experts come from {}.\n", model.expert_source()));
+            }
+            None => text.push_str(".\n"),
+        }
     } else {
         let over = size::bytes(plan.total_bytes - plan.budget_bytes);
         text.push_str(&format!("It does not fit: {over} too much"));
-        text.push_str(match plan.streaming {
-            // Not even one token's experts of one layer have room.
-            Some(StreamPlan { slots: 0, .. }) => ", even with its experts on the disk.\n",
-            _ => ".\n",
-        });
+        // Not even one token's experts of one layer have room.
+        if let Some(StreamPlan { slots: 0, .. }) = plan.streaming {
+            let source = model.expert_source();
+            text.push_str(&format!(", even with experts that come from {source}"));
+        }
+        text.push_str(".\n");
     }
     text.push_str(&format!(
         "Context: {} of the model's {} positions.\n",
@@ -104,58 +114,90 @@ fn text(model: &OpenModel, plan: &Plan, asked: bool) -> String {
     text
 }
 
-/// Tries disk and memory, if experts would come from a disk.
-fn expect(model: &OpenModel, plan: &Plan) -> Result<Option<Expected>> {
+/// What disk and memory let one expect, if experts would come from a disk. Both are tried unless it is known
+/// how fast they are.
+fn expect(model: &OpenModel, plan: &Plan, measured: &Measured) -> Result<Option<Expected>> {
     let Some(streaming) = plan.streaming.as_ref().filter(|_| plan.fits) else { return Ok(None) };
-    if model.folder.is_none() {
-        return Ok(None);
-    }
-    let disk = engine::probe(&model.checkpoint, &model.spec)?;
-    let tok_s = match disk.bytes_per_second {
-        rate if rate > 0.0 => {
-            let mut memory = 0.0_f64;
-            for _ in 0..BANDWIDTH_TRIALS {
-                let threads = plan.options.threads;
-                memory = memory.max(machine::probe::read_bandwidth(threads, BANDWIDTH_BYTES)?);
-            }
-            let compute = plan.bytes_per_token as f64 / (BANDWIDTH_SHARE * memory);
-            Some(tok_s(compute, streaming.read_bytes_per_token.map(|bytes| bytes as f64 / rate)))
-        }
-        _ => None,
+    let Some(place) = model.place() else { return Ok(None) };
+    let disk = match measured.disk(&place) {
+        Some(disk) => disk,
+        None => measured.keep_disk(&place, engine::probe(&model.checkpoint, &model.spec)?),
     };
-    Ok(Some(Expected { disk, tok_s }))
+    let (rate, threads) = (disk.value.bytes_per_second, plan.options.threads);
+    if rate <= 0.0 {
+        return Ok(Some(Expected { disk, memory: None, threads, tok_s: None }));
+    }
+    let memory = match measured.memory(threads) {
+        Some(memory) => memory,
+        None => measured.keep_memory(threads, memory_bandwidth(threads)?),
+    };
+    let compute =
+        BANDWIDTH_SHARES.map(|share| plan.bytes_per_token as f64 / (share * memory.value));
+    let read = streaming.read_bytes_per_token.map(|bytes| bytes as f64 / rate);
+    let tok_s = Some(tok_s(compute, read));
+    Ok(Some(Expected { disk, memory: Some(memory), threads, tok_s }))
+}
+
+fn memory_bandwidth(threads: usize) -> Result<f64> {
+    let mut best = 0.0_f64;
+    for _ in 0..BANDWIDTH_TRIALS {
+        best = best.max(machine::probe::read_bandwidth(threads, BANDWIDTH_BYTES)?);
+    }
+    Ok(best)
 }
 
 /// The slow end has the most to read and computes nothing meanwhile; the fast end has the least to read
-/// and does both at once.
-fn tok_s(compute_seconds: f64, read_seconds: [f64; 2]) -> [f64; 2] {
-    let [most, least] = read_seconds;
-    [1.0 / (compute_seconds + most), 1.0 / compute_seconds.max(least)]
+/// and does both at once. Seconds of a token at the slow end and at the fast one.
+fn tok_s(compute_seconds: [f64; 2], read_seconds: [f64; 2]) -> [f64; 2] {
+    let ([slowest, fastest], [most, least]) = (compute_seconds, read_seconds);
+    [1.0 / (slowest + most), 1.0 / fastest.max(least)]
 }
 
-fn disk_json(expected: &Expected) -> serde_json::Value {
-    let disk = &expected.disk;
-    serde_json::json!({
+fn disk_json(expected: &Expected) -> Value {
+    let disk = &expected.disk.value;
+    json!({
         "access": disk.access.to_string(),
         "queue": disk.method.queue.to_string(),
         "depth": disk.method.depth,
         "bytes_per_second": Some(disk.bytes_per_second).filter(|&rate| rate > 0.0),
+        "measured": expected.disk.date(),
+    })
+}
+
+fn memory_json(expected: &Expected) -> Value {
+    let Some(memory) = &expected.memory else { return Value::Null };
+    json!({
+        "bytes_per_second": memory.value,
+        "threads": expected.threads,
+        "measured": memory.date(),
     })
 }
 
 /// What one may expect of experts that come from the disk.
-fn streaming_text(streaming: &StreamPlan, expected: Option<&Expected>) -> String {
+fn streaming_text(
+    model: &OpenModel,
+    streaming: &StreamPlan,
+    expected: Option<&Expected>,
+) -> String {
+    let source = model.expert_source();
     let [even, published] = streaming.hit_rate.map(|rate| 100.0 * rate);
     let [most, least] = streaming.read_bytes_per_token.map(size::bytes);
     let mut text = match published {
-        0.0 => format!("The slots keep no experts: all {most} of a token's come from the disk.\n"),
+        0.0 => format!("The slots keep no experts: all {most} of a token's come from {source}.\n"),
         _ => format!(
             "Of a token's experts {even:.0} % (if all are alike) to {published:.0} % (as published) are in \
-             memory;\n{least} to {most} come from the disk.\n"
+             memory;\n{least} to {most} come from {source}.\n"
         ),
     };
     if let Some(expected) = expected {
-        text.push_str(&format!("Disk: {}.\n", invocation::disk_line(&expected.disk)));
+        let Expected { disk, memory, threads, .. } = expected;
+        let line = invocation::disk_line(&disk.value);
+        text.push_str(&format!("Disk: {line}; measured {}.\n", disk.date()));
+        if let Some(memory) = memory {
+            let (rate, threads) =
+                (size::bytes(memory.value as u64), size::counted(*threads, "thread"));
+            text.push_str(&format!("Memory: {rate}/s by {threads}; measured {}.\n", memory.date()));
+        }
         if let Some([slow, fast]) = expected.tok_s {
             text.push_str(&format!("Expect {slow:.1} to {fast:.1} tokens/s when decoding.\n"));
         }
@@ -169,8 +211,8 @@ mod tests {
 
     #[test]
     fn the_slow_end_adds_and_the_fast_end_overlaps() {
-        assert_eq!(tok_s(0.25, [0.75, 0.5]), [1.0, 2.0]);
-        assert_eq!(tok_s(0.25, [0.25, 0.125]), [2.0, 4.0]);
-        assert_eq!(tok_s(0.25, [0.0, 0.0]), [4.0, 4.0]);
+        assert_eq!(tok_s([0.25, 0.125], [0.75, 0.5]), [1.0, 2.0]);
+        assert_eq!(tok_s([0.25, 0.25], [0.25, 0.125]), [2.0, 4.0]);
+        assert_eq!(tok_s([0.25, 0.125], [0.0, 0.0]), [4.0, 8.0]);
     }
 }

@@ -61,6 +61,34 @@ fn a_streamed_plan_says_what_to_expect() {
 }
 
 #[test]
+fn a_second_plan_knows_what_the_first_has_measured() {
+    let home = Home::new();
+    // A model that is large enough to be timed.
+    home.run(&["synth", "--like", "qwen3-30b-a3b", "--layers", "1", "model"]).good();
+    let arguments = plan("./model", &["--expert-slots", "64", "--context", "64", "--memory", "4G"]);
+    let arguments = [&["plan", "./model", "--json", "--threads", "2"], &arguments[7..]].concat();
+    let first = home.run(&arguments).json();
+    let cache = home.path().join(".cache/millstream/measured.json");
+    let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(&cache).unwrap()).unwrap();
+    assert_eq!(kept["disks"][0]["bytes_per_second"], first["disk"]["bytes_per_second"]);
+    assert_eq!(kept["memories"][0]["bytes_per_second"], first["memory"]["bytes_per_second"]);
+    // The same figures to the last digit: nothing was tried again.
+    let second = home.run(&arguments).json();
+    assert_eq!(second, first);
+    let text = home.run(&arguments[..2]).good();
+    let date = first["disk"]["measured"].as_str().unwrap();
+    assert_has(&text, &[&format!("; measured {date}.\nMemory: "), "Expect "]);
+    // A run tries the disk anew, and what it finds is the next plan's.
+    let old = serde_json::to_string(&kept).unwrap();
+    std::fs::write(&cache, "damaged").unwrap();
+    home.run(&["logits", "./model", "--tokens", "1", "--out", "x", "--expert-slots", "64"]).good();
+    let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(&cache).unwrap()).unwrap();
+    assert_eq!(kept["memories"].as_array().unwrap().len(), 0, "{old}");
+    let third = home.run(&arguments).json();
+    assert_eq!(third["disk"]["bytes_per_second"], kept["disks"][0]["bytes_per_second"]);
+}
+
+#[test]
 fn a_plan_that_does_not_fit_says_what_would() {
     let home = Home::new();
     let needed = home.run(&plan("pebble", &["--json"])).json()["total_bytes"].as_u64().unwrap();
@@ -70,7 +98,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
     assert_has(&ran.stderr, &["hint: --memory ", "hint: --stream-experts auto "]);
     assert_has(&ran.good(), &["It does not fit: 4.0 MB too much.\n"]);
     let streamed = home.run(&arguments).good();
-    assert_has(&streamed, &["; experts come from the disk.\n"]);
+    assert_has(&streamed, &["; experts come from inside the program.\n"]);
     let stderr = home.run(&plan("pebble", &["--expert-slots", "3"])).bad(1);
     assert_has(&stderr, &["error: 3 expert slots are too few: a token needs 4 of a layer at once"]);
 }

@@ -11,12 +11,14 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use checkpoint::{Bytes, Checkpoint, FileIndex, Source};
+use serde::{Deserialize, Serialize};
 
 use super::{Device, system};
 use crate::{Error, Result};
 
 /// Whether reads go through the system's file cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Access {
     /// Past the cache: `O_DIRECT`, `F_NOCACHE`, `FILE_FLAG_NO_BUFFERING`.
     Direct,
