@@ -13,6 +13,7 @@ use text::{ChatRequest, Message};
 use crate::args::SamplingArgs;
 use crate::interrupt::Answering;
 use crate::invocation::{self, Invocation, OpenModel, SwapWatch};
+use crate::size;
 
 /// A model that can be talked with.
 pub(crate) struct Speaker {
@@ -68,13 +69,36 @@ pub(crate) struct Answer {
     seed: u64,
 }
 
+/// What a speaker will be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// One prompt.
+    Prompt,
+    /// Prompts that each begin with the one before.
+    Conversation,
+}
+
 impl Speaker {
     /// Reads the side files and loads the weights.
-    pub(crate) fn load(invocation: &Invocation, model: &OpenModel) -> Result<Speaker> {
+    pub(crate) fn load(
+        invocation: &Invocation,
+        model: &OpenModel,
+        occasion: Occasion,
+    ) -> Result<Speaker> {
         let start = Instant::now();
         // First what is quick and may fail.
         let dialect = Dialect::open(&model.checkpoint)?;
-        let engine = invocation.load_pair(model, invocation.plan(model)?)?;
+        if dialect.template.is_none() {
+            tracing::warn!(
+                "{} has no chat template: it goes on with the text as it is, and may not answer it",
+                model.name
+            );
+        }
+        let pair = match occasion {
+            Occasion::Prompt => invocation.plan(model)?,
+            Occasion::Conversation => invocation.plan_conversation(model)?,
+        };
+        let engine = invocation.load_pair(model, pair)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let (name, swap) = (model.name.clone(), SwapWatch::start());
         Ok(Speaker { name, engine, dialect, load_seconds, swap })
@@ -106,11 +130,15 @@ impl Speaker {
         let sampling = choices.over(&self.dialect.defaults);
         let seed = sampling.seed;
         let total = prompt.tokens.len();
+        // The next turn can begin where this one's question ends: templates leave thinking out of the past.
+        let keeps_checkpoints = self.engine.runner().options().checkpoints > 0;
+        let stable = keeps_checkpoints.then(|| self.dialect.stable_prefix(&chat, &prompt));
         let id = self.engine.submit(Request {
             prompt: prompt.tokens,
             max_tokens: choices.max_tokens.unwrap_or(usize::MAX),
             stop_tokens: self.dialect.eos.clone(),
             sampling,
+            checkpoints: stable.into_iter().collect(),
             ..Request::default()
         })?;
         sink(Piece::Prefill { done: 0, total })?;
@@ -199,14 +227,10 @@ impl Answer {
 
     /// One line on what it took.
     pub(crate) fn summary(&self, name: &str) -> String {
-        format!(
-            "{name}: {} prompt tokens at {:.0} tok/s, {} answer tokens at {:.0} tok/s, {} memory",
-            self.prefilled,
-            self.prefill_rate(),
-            self.usage.completion_tokens,
-            self.decode_rate(),
-            crate::size::bytes(machine::memory::usage().peak_resident_bytes),
-        )
+        let memory = size::bytes(machine::memory::usage().peak_resident_bytes);
+        let prompt = paced(self.prefilled, "prompt token", self.prefill_rate());
+        let answer = paced(self.usage.completion_tokens, "answer token", self.decode_rate());
+        format!("{name}: {prompt}, {answer}, {memory} memory")
     }
 
     /// The same and the answer, for programs.
@@ -236,6 +260,29 @@ impl Answer {
     }
 }
 
+/// So many tokens, and how fast, where there were enough of them to tell.
+fn paced(tokens: usize, one: &str, rate: f64) -> String {
+    let tokens = size::counted(tokens, one);
+    if rate > 0.0 { format!("{tokens} at {rate:.0} tok/s") } else { tokens }
+}
+
 fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_told_where_there_is_one() {
+        #[track_caller]
+        fn check(tokens: usize, rate: f64, expect: &str) {
+            assert_eq!(paced(tokens, "answer token", rate), expect);
+        }
+        check(0, 0.0, "0 answer tokens");
+        check(1, 0.0, "1 answer token");
+        check(1, 20.4, "1 answer token at 20 tok/s");
+        check(64, 20.4, "64 answer tokens at 20 tok/s");
+    }
 }

@@ -18,6 +18,9 @@ use crate::measured::{Measured, Place};
 use crate::report::Advised;
 use crate::size;
 
+/// Checkpoints of a conversation: where its last question ends, and its last answer.
+const CONVERSATION_CHECKPOINTS: usize = 2;
+
 /// What every command is given.
 pub(crate) struct Invocation {
     /// Options of every command.
@@ -130,13 +133,33 @@ impl Invocation {
 
     /// Plans a model and what drafts for it, by the global options.
     pub(crate) fn plan(&self, model: &OpenModel) -> Result<Pair> {
+        self.warn_of_context(model);
+        self.plan_pair(model, &self.plan_request())
+    }
+
+    /// The same with room for checkpoints, where a conversation's next turn could not begin with the one before
+    /// otherwise; without them if it does not fit with them.
+    pub(crate) fn plan_conversation(&self, model: &OpenModel) -> Result<Pair> {
+        if model.spec.layout().map_err(engine::Error::from)?.is_rewindable() {
+            return self.plan(model);
+        }
+        let request =
+            PlanRequest { checkpoints: Some(CONVERSATION_CHECKPOINTS), ..self.plan_request() };
+        let pair = self.plan_pair(model, &request)?;
+        if !pair.plan.fits {
+            return self.plan(model);
+        }
+        self.warn_of_context(model);
+        Ok(pair)
+    }
+
+    fn warn_of_context(&self, model: &OpenModel) {
         if let Some(context) = self.global.context
             && context > model.spec.context
         {
             let most = model.spec.context;
             tracing::warn!("{} was made for {most} positions: --context is {most}", model.name);
         }
-        self.plan_pair(model, &self.plan_request())
     }
 
     /// Plans a model for a command that knows how many positions it needs.

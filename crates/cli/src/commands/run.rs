@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use engine::SamplingParams;
 use text::Message;
 
-use crate::answer::{Finish, Speaker};
+use crate::answer::{Finish, Occasion, Speaker};
 use crate::args::RunArgs;
 use crate::builtin;
 use crate::console::{Tone, print_json};
@@ -31,10 +31,15 @@ pub(crate) fn run(args: &RunArgs, invocation: &Invocation) -> Result<()> {
     }
     let model = invocation.open(&model)?;
     interrupt::listen();
-    let mut speaker = Speaker::load(invocation, &model)?;
     match prompt {
-        Some(prompt) => one_shot(&mut speaker, prompt, args, invocation),
-        None => super::chat::run(speaker, &args.sampling, invocation.console),
+        Some(prompt) => {
+            let mut speaker = Speaker::load(invocation, &model, Occasion::Prompt)?;
+            one_shot(&mut speaker, prompt, args, invocation)
+        }
+        None => {
+            let speaker = Speaker::load(invocation, &model, Occasion::Conversation)?;
+            super::chat::run(speaker, &args.sampling, invocation.console)
+        }
     }
 }
 

@@ -223,3 +223,14 @@ fn a_reader_that_goes_away_is_no_failure() {
     assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
     assert_eq!(stderr, "");
 }
+
+#[test]
+fn a_model_without_a_chat_template_says_so() {
+    let home = Home::new();
+    let model = home.copy_model("models/pebble");
+    std::fs::remove_file(model.join("chat_template.jinja")).unwrap();
+    let arguments = ["run", "./model", "Once", "--max-tokens", "1", "--temperature", "0"];
+    let ran = home.run(&arguments);
+    assert_has(&ran.stderr, &["warning: ./model has no chat template", ", 1 answer token, "]);
+    ran.good();
+}

@@ -87,6 +87,26 @@ fn several_lines_are_one_message_and_the_system_text_holds() {
 }
 
 #[test]
+fn a_second_turn_reads_only_what_is_new() {
+    let home = Home::new();
+    // Pebble has recurrent layers, so its sequences cannot be cut back to where two prompts differ.
+    let system = "Be brief. ".repeat(60);
+    let script = format!(
+        "type \"/system {system}\"\nwait \"hold from now on\"\ntype \"What's the opposite of cold?\"\n\
+         wait \"answer token\"\ntype \"What's the opposite of hot?\"\nwait \"answer token\"\n\
+         type \"What's the opposite of up?\"\nwait \"answer token\"\ntype \"/bye\"\nexit 0"
+    );
+    let Some(shown) = play(&home, &["run", "--temperature", "0"], &[], &script) else { return };
+    let read: Vec<usize> = shown
+        .match_indices(" prompt token")
+        .map(|(at, _)| shown[..at].rsplit(' ').next().unwrap().parse().unwrap())
+        .collect();
+    let [first, second, third] = read[..] else { panic!("{read:?} in {shown}") };
+    assert!(first > 120, "{first}");
+    assert!(second < 60 && third < 60, "{read:?}");
+}
+
+#[test]
 fn ctrl_c_stops_an_answer_and_twice_it_quits() {
     let home = Home::new();
     let long = "one two three four five six ".repeat(1000);
@@ -113,7 +133,7 @@ fn ctrl_c_stops_an_answer_and_twice_it_quits() {
         send "\x03"
         exit 0
     "#;
-    play(&home, &["run", "--temperature", "0"], &[], script);
+    play(&home, &["run", "--temperature", "0", "--threads", "1"], &[], script);
 }
 
 #[test]
