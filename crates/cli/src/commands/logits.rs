@@ -1,7 +1,7 @@
 //! `millstream logits`: every position's logits in a file, for comparison with another engine.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use checkpoint::Dtype;
@@ -22,17 +22,22 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
         (None, None) => bail!("there are no tokens: give --tokens or --tokens-file"),
     };
     let model = invocation.open(&args.model)?;
+    let vocab = model.spec.vocab;
+    // Before anything is loaded or written.
+    if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+        return Err(engine::Error::Token { token, vocab }.into());
+    }
     let greedy = args.greedy.unwrap_or(0);
     let needed = tokens.len() + greedy;
     let plan = invocation.plan_for(&model, needed)?;
     let mut runner = invocation.load_planned(&model, plan)?;
 
-    let vocab = model.spec.vocab;
     let mut declarations = vec![Declaration::new("logits", Dtype::F32, &[tokens.len(), vocab])];
     if args.greedy.is_some() {
         declarations.push(Declaration::new("tokens", Dtype::I64, &[greedy]));
     }
-    let mut file = create(&args.out, &declarations)?;
+    let unfinished = Unfinished::new(&args.out);
+    let mut file = create(unfinished.path(), &declarations)?;
     let mut sequence = runner.sequence()?;
     let bar = invocation.console.token_bar("computing", tokens.len() as u64);
     let mut next = 0;
@@ -56,7 +61,48 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
         runner.feed(&mut sequence, &[token], Logits::Last, |_, values| next = argmax(values))?;
     }
     file.finish().with_context(failed)?;
+    unfinished.finish().with_context(failed)?;
     invocation::finish(&runner)
+}
+
+/// A file under another name until it is whole; what is left of it goes when this does.
+struct Unfinished {
+    target: PathBuf,
+    /// `None` for what is no plain file, such as a pipe: that is written as it is.
+    partial: Option<PathBuf>,
+}
+
+impl Unfinished {
+    fn new(target: &Path) -> Unfinished {
+        let is_special = target.metadata().is_ok_and(|found| !found.is_file());
+        let name = target.file_name().filter(|_| !is_special);
+        let partial = name.map(|name| {
+            let mut name = name.to_owned();
+            name.push(".partial");
+            target.with_file_name(name)
+        });
+        Unfinished { target: target.to_owned(), partial }
+    }
+
+    fn path(&self) -> &Path {
+        self.partial.as_deref().unwrap_or(&self.target)
+    }
+
+    fn finish(mut self) -> std::io::Result<()> {
+        match self.partial.take() {
+            Some(partial) => std::fs::rename(partial, &self.target),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(partial) = &self.partial {
+            // What went wrong matters more than what cannot be tidied up.
+            let _ = std::fs::remove_file(partial);
+        }
+    }
 }
 
 fn create(
