@@ -57,6 +57,7 @@ impl Repository {
         if missing.is_empty() {
             return Ok(snapshot.path);
         }
+        files::refuse_gguf(&snapshot.path)?;
         Err(self.incomplete(&snapshot.path, revision, missing))
     }
 

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use crate::{alias, name};
+
 /// The result of looking for a model.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -66,6 +68,13 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// Weights in a format of another engine.
+    #[error("{} is a GGUF file, which is not read", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+    },
+
     // === Files ===
     /// Some files are not there.
     #[error("{} is incomplete; missing {}", path.display(), missing.join(", "))]
@@ -108,8 +117,12 @@ impl Error {
                         .to_owned()
                 }))
             }
-            Error::NotFound { repository, revision, suggestions, .. } => {
+            Error::NotFound { name, repository, revision, suggestions, .. } => {
                 let mut lines: Vec<String> = did_you_mean(suggestions).into_iter().collect();
+                let alias = name::split_revision(name).map_or(name.as_str(), |(alias, _)| alias);
+                if alias::find(alias).is_some() {
+                    lines.push(format!("`{alias}` stands for {repository}"));
+                }
                 // A bare word is not a repository that anyone could download.
                 if repository.contains('/') {
                     let download = download_command(repository, revision.as_deref());
@@ -137,6 +150,11 @@ impl Error {
             }
             Error::Incomplete { repository: None, .. } => Some(
                 "a model folder needs config.json and all of its .safetensors files".to_owned(),
+            ),
+            Error::Gguf { .. } => Some(
+                "use the model's safetensors files: as its makers publish it, or quantised for MLX \
+                 (mlx-community on Hugging Face has most)"
+                    .to_owned(),
             ),
             Error::NotAModelFile { .. } | Error::Malformed { .. } | Error::Read { .. } => None,
         }

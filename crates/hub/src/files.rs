@@ -4,7 +4,7 @@
 //! a cache cleaned by hand leaves behind, counts as missing. Contents are not checked here: `checkpoint` does.
 
 use std::collections::BTreeSet;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -22,7 +22,30 @@ pub(crate) fn require_complete(folder: &Path) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
+    refuse_gguf(folder)?;
     Err(Error::Incomplete { path: folder.to_owned(), repository: None, revision: None, missing })
+}
+
+/// An error if the weights in `folder` are GGUF files and nothing else.
+pub(crate) fn refuse_gguf(folder: &Path) -> Result<()> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    let is_part = |path: &PathBuf| {
+        path.extension().is_some_and(|end| end == "safetensors") || path.ends_with(INDEX)
+    };
+    if paths.iter().any(is_part) {
+        return Ok(());
+    }
+    match paths.into_iter().find(|path| is_gguf(path)) {
+        Some(path) => Err(Error::Gguf { path }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a file says by its name that it is a GGUF.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
 }
 
 /// The files that a model in `folder` needs and that are not there.

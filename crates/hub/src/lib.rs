@@ -44,7 +44,9 @@ pub fn resolve(name: &str, environment: &Environment) -> Result<Location> {
     if let Some(alias) = alias::find(typed) {
         return match alias.target {
             Target::Builtin(builtin) => Ok(Location::Builtin(builtin)),
-            Target::Repository(repository) => resolve_cached(typed, repository, environment),
+            Target::Repository(repository) => {
+                resolve_cached(typed, repository, environment).map_err(without_suggestions)
+            }
         };
     }
     let path = environment.absolute(typed);
@@ -59,7 +61,8 @@ pub fn resolve(name: &str, environment: &Environment) -> Result<Location> {
     if let Some((alias, revision)) = name::split_revision(typed)
         && let Some(Alias { target: Target::Repository(repository), .. }) = alias::find(alias)
     {
-        return resolve_cached(typed, &format!("{repository}@{revision}"), environment);
+        let name = format!("{repository}@{revision}");
+        return resolve_cached(typed, &name, environment).map_err(without_suggestions);
     }
     resolve_cached(typed, typed, environment)
 }
@@ -82,8 +85,17 @@ fn resolve_path(path: &Path) -> Result<PathBuf> {
         Some(folder) if is_model_file => {
             files::require_complete(folder).map(|()| folder.to_owned())
         }
+        _ if files::is_gguf(path) => Err(Error::Gguf { path: path.to_owned() }),
         _ => Err(Error::NotAModelFile { path: path.to_owned() }),
     }
+}
+
+/// Who types an alias means it.
+fn without_suggestions(mut error: Error) -> Error {
+    if let Error::NotFound { suggestions, .. } = &mut error {
+        suggestions.clear();
+    }
+    error
 }
 
 fn resolve_cached(typed: &str, name: &str, environment: &Environment) -> Result<Location> {

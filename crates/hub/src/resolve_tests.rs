@@ -30,6 +30,13 @@ fn world() -> (tempfile::TempDir, Environment) {
         ("here/org/here/config.json".to_owned(), "{}"),
         ("here/org/here/model.safetensors".to_owned(), ""),
         ("here/empty/readme".to_owned(), ""),
+        ("here/other/model-Q4_K_M.gguf".to_owned(), ""),
+        ("here/other/config.json".to_owned(), "{}"),
+        ("here/both/model.gguf".to_owned(), ""),
+        ("here/both/config.json".to_owned(), "{}"),
+        ("here/both/model.safetensors".to_owned(), ""),
+        (format!("{CACHE}/models--org--gguf/refs/main"), "dddddddd4"),
+        (format!("{CACHE}/models--org--gguf/snapshots/dddddddd4/model.gguf"), ""),
         ("home/mine/config.json".to_owned(), "{}"),
         ("home/mine/model.safetensors".to_owned(), ""),
     ];
@@ -184,6 +191,29 @@ fn things_that_are_no_models() {
     check_error("org/repo@../../x", &["neither"], &["org/repo"]);
     check_error("/nonexistent/model", &["/nonexistent/model does not exist"], &[]);
     check_error("x/y/z", &["WORLD/here/x/y/z does not exist"], &[]);
+}
+
+#[test]
+fn gguf_files_are_not_read() {
+    let hint = &["safetensors", "mlx-community"];
+    check_error("other", &["WORLD/here/other/model-Q4_K_M.gguf is a GGUF file"], hint);
+    check_error("other/model-Q4_K_M.gguf", &["model-Q4_K_M.gguf is a GGUF file"], hint);
+    check_error("org/gguf", &["dddddddd4/model.gguf is a GGUF file"], hint);
+    check("both", "here/both");
+}
+
+#[test]
+fn an_alias_that_is_not_on_disk_says_what_it_stands_for_and_nothing_else() {
+    let (_world, environment) = world();
+    for (name, first) in [
+        ("qwen3-30b-a3b", "`qwen3-30b-a3b` stands for "),
+        ("qwen3-30b-a3b@v2", "`qwen3-30b-a3b` stands for "),
+        ("org/absent", "download it with "),
+    ] {
+        let hint = resolve(name, &environment).unwrap_err().hint().unwrap();
+        assert!(hint.starts_with(first), "{hint}");
+        assert!(hint.contains("hf download ") && !hint.contains("did you mean"), "{hint}");
+    }
 }
 
 #[test]

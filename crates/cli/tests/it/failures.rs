@@ -97,7 +97,7 @@ fn an_unknown_architecture_is_named_with_those_there_are() {
     let text = std::fs::read_to_string(&config).unwrap().replace("qwen3_moe", "rwkv9");
     std::fs::write(&config, text).unwrap();
     let stderr = home.run(&["plan", "./model"]).bad(1);
-    assert_has(&stderr, &["error: model_type `rwkv9` is not supported", "qwen3_5_moe"]);
+    assert_has(&stderr, &["config.json: model_type `rwkv9` is not supported", "qwen3_5_moe"]);
 }
 
 #[test]
@@ -176,4 +176,35 @@ fn an_interrupt_ends_the_program_with_130() {
     assert!(sent.success());
     let status = child.wait().unwrap();
     assert!(status.code() == Some(130) || status.signal() == Some(2), "{status:?}");
+}
+
+#[test]
+fn logits_of_a_token_that_is_not_there_leave_no_file() {
+    let home = Home::new();
+    home.write("old", "mine");
+    for out in ["new", "old"] {
+        let arguments = ["logits", "pebble", "--tokens", "1 99999", "--out", out];
+        let stderr = home.run(&arguments).bad(1);
+        assert_has(&stderr, &["error: token 99999 is outside the vocabulary of "]);
+    }
+    // A folder is no place to write a file to.
+    std::fs::create_dir(home.path().join("folder")).unwrap();
+    home.run(&["logits", "pebble", "--tokens", "1", "--out", "folder"]).bad(1);
+    let mut left: Vec<_> = std::fs::read_dir(home.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["folder", "old"]);
+    assert_eq!(std::fs::read(home.path().join("old")).unwrap(), b"mine");
+}
+
+#[test]
+fn gguf_files_are_told_from_models() {
+    let home = Home::new();
+    home.write("gguf/model.gguf", "GGUF");
+    for name in ["./gguf", "gguf/model.gguf"] {
+        let stderr = home.run(&["run", name, "hi"]).bad(1);
+        assert_has(&stderr, &["model.gguf is a GGUF file, which is not read\n", "hint: ", "mlx-community"]);
+    }
 }
