@@ -5,9 +5,14 @@
 #[non_exhaustive]
 pub enum Error {
     /// No architecture of that name.
-    #[error("model_type `{model_type}` is not supported (supported: {supported})")]
+    #[error(
+        "{}: model_type `{model_type}` is not supported (supported: {supported})",
+        path.display()
+    )]
     UnknownArchitecture {
-        /// What config.json says.
+        /// The file.
+        path: std::path::PathBuf,
+        /// What it says.
         model_type: String,
         /// What there is.
         supported: String,

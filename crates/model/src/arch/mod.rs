@@ -59,6 +59,7 @@ pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
     let Some((_, spec)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
         let names: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
         return Err(Error::UnknownArchitecture {
+            path: checkpoint.folder().join("config.json"),
             model_type: model_type.into(),
             supported: names.join(", "),
         });
