@@ -143,6 +143,8 @@ fn refuse_existing(request: &Request) -> Result<(), Error> {
         Format::Gguf | Format::Mlx => {}
     }
     let empty = match found.is_dir() {
+        // What an earlier attempt left behind is as good as nothing.
+        true if out.join(mlx::UNFINISHED).exists() => true,
         true => fs::read_dir(out).map_err(|source| Error::io(out, source))?.next().is_none(),
         false => found.len() == 0,
     };
@@ -177,6 +179,7 @@ pub(crate) enum Error {
     IsFolder { path: PathBuf },
     IsFile { path: PathBuf },
     Space { path: PathBuf, needed: u64, free: u64 },
+    Interrupted,
     Io { path: PathBuf, source: io::Error },
     Weights { path: PathBuf, source: Box<checkpoint::Error> },
 }
@@ -213,7 +216,10 @@ impl Error {
             }
             Error::IsFile { .. } => Some("an MLX checkpoint is a folder".to_owned()),
             Error::Space { .. } => Some("--layers N writes the first N layers only".to_owned()),
-            Error::Layers { .. } | Error::Io { .. } | Error::Weights { .. } => None,
+            Error::Layers { .. }
+            | Error::Interrupted
+            | Error::Io { .. }
+            | Error::Weights { .. } => None,
         }
     }
 }
@@ -245,6 +251,7 @@ impl std::fmt::Display for Error {
                 path.display(),
                 size::bytes(*free)
             ),
+            Error::Interrupted => write!(formatter, "interrupted"),
             Error::Io { path, .. } | Error::Weights { path, .. } => {
                 write!(formatter, "cannot write {}", path.display())
             }

@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 
-use super::synth::{Format, Head, Request, Router, Values, write};
+use super::synth::{Error, Format, Head, Request, Router, Values, write};
 use crate::args::{SynthArgs, SynthFormat, SynthHead, SynthRouter};
+use crate::interrupt::{self, Answering};
 use crate::invocation::Invocation;
+use crate::report::Interrupted;
 use crate::size;
 
 pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
@@ -27,16 +29,25 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
     request.threads = invocation.global.threads.unwrap_or(request.threads);
     let weight_bytes = request.weight_bytes();
     let bar = invocation.console.byte_bar("writing", weight_bytes);
-    let written = write(&request, &|done, _total| bar.set_position(done));
+    interrupt::listen();
+    let running = Answering::begin();
+    let written = write(&request, &|done, _total| {
+        bar.set_position(done);
+        if running.is_stopped() { Err(Error::Interrupted) } else { Ok(()) }
+    });
     bar.finish_and_clear();
-    written?;
-    let (layers, bytes) = (request.layers, size::bytes(weight_bytes));
+    match written {
+        Err(Error::Interrupted) => return Err(Interrupted.into()),
+        other => other?,
+    }
+    let layers = size::counted(request.layers, "layer");
+    let bytes = size::bytes(weight_bytes);
     let (name, out) = (request.shape.name, args.out.display());
     match request.head {
-        None => eprintln!("{out}: {layers} layers of {name}, {bytes} of weights"),
+        None => eprintln!("{out}: {layers} of {name}, {bytes} of weights"),
         Some(head) => {
             let head = head.name();
-            eprintln!("{out}: {head} for {layers} layers of {name}, {bytes} of weights");
+            eprintln!("{out}: {head} for {layers} of {name}, {bytes} of weights");
         }
     }
     Ok(())

@@ -63,8 +63,7 @@ fn write_file(
     stream(&parts, request.threads, |tensor, bytes| {
         writer.write(tensor, bytes).map_err(failed)?;
         done += bytes.len() as u64;
-        progress(done, total);
-        Ok(())
+        progress(done, total)
     })?;
     writer.finish().map_err(failed)?;
     Ok(())

@@ -113,13 +113,12 @@ fn write_dflash(
     tensors: &[Tensor],
     progress: Progress<'_>,
 ) -> Result<(), Error> {
-    let folder = &request.out;
-    fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
-    mlx::remove_weights(folder)?;
-    write_weights(request, tensors, "model.safetensors", progress)?;
-    let path = folder.join("config.json");
-    let config = mlx::pretty(&dflash_config(&request.shape, draft, request.layers));
-    fs::write(&path, config).map_err(|source| Error::io(&path, source))
+    mlx::fill(&request.out, || {
+        write_weights(request, tensors, "model.safetensors", progress)?;
+        let path = request.out.join("config.json");
+        let config = mlx::pretty(&dflash_config(&request.shape, draft, request.layers));
+        fs::write(&path, config).map_err(|source| Error::io(&path, source))
+    })
 }
 
 /// One file of weights, which appears when it is whole; the names that are in it.
@@ -136,7 +135,7 @@ fn write_weights(
     let mut done = 0;
     let written = mlx::write_shard(&unfinished, &shard, request.threads, |bytes| {
         done += bytes;
-        progress(done, shard.bytes);
+        progress(done, shard.bytes)
     });
     if written.is_err() {
         // What went wrong matters more than what cannot be tidied up.

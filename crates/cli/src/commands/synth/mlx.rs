@@ -22,6 +22,9 @@ const SHARD_BYTES: u64 = 5 << 30;
 
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
+/// Marks a folder that is being written.
+pub(super) const UNFINISHED: &str = "synth.unfinished";
+
 /// Where an MTP head lies. mlx-lm reads files whose names begin with `model` and never sees it.
 pub(super) const MTP: &str = "mtp.safetensors";
 
@@ -61,13 +64,27 @@ pub(crate) fn write(
     tensors: &[Tensor],
     progress: Progress<'_>,
 ) -> Result<(), Error> {
-    let folder = &request.out;
+    fill(&request.out, || write_files(request, tensors, progress))
+}
+
+/// Writes a folder that is marked as unfinished meanwhile. Of what fails nothing is left; of what is killed the mark
+/// is, so that the next attempt may replace it.
+pub(super) fn fill(
+    folder: &Path,
+    write: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
+    let mark = folder.join(UNFINISHED);
+    let failed = |source| Error::io(&mark, source);
+    fs::write(&mark, "").map_err(failed)?;
     remove_weights(folder)?;
-    let outcome = write_files(request, tensors, progress);
+    let outcome = write().and_then(|()| fs::remove_file(&mark).map_err(failed));
     if outcome.is_err() {
         // What went wrong matters more than what cannot be tidied up.
         let _ = remove_weights(folder);
+        if fs::read_dir(folder).is_ok_and(|left| left.count() == 1) {
+            let _ = fs::remove_dir_all(folder);
+        }
     }
     outcome
 }
@@ -84,7 +101,7 @@ fn write_files(request: &Request, tensors: &[Tensor], progress: Progress<'_>) ->
         };
         write_shard(&request.out.join(&name), shard, request.threads, |bytes| {
             done += bytes;
-            progress(done, total);
+            progress(done, total)
         })?;
         weight_map.extend(shard.names().map(|tensor| (tensor.to_owned(), json!(name))));
     }
@@ -110,7 +127,7 @@ pub(super) fn write_shard(
     path: &Path,
     shard: &Shard,
     threads: usize,
-    mut progress: impl FnMut(u64),
+    mut progress: impl FnMut(u64) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
     let failed = |source| Error::weights(path, source);
@@ -118,8 +135,7 @@ pub(super) fn write_shard(
         SafetensorsWriter::create(path, &shard.declarations, &metadata).map_err(failed)?;
     stream(&shard.parts, threads, |tensor, bytes| {
         writer.write(tensor, bytes).map_err(failed)?;
-        progress(bytes.len() as u64);
-        Ok(())
+        progress(bytes.len() as u64)
     })?;
     writer.finish().map_err(failed)?;
     Ok(())
@@ -169,7 +185,7 @@ fn stored(tensor: &Tensor, group: usize) -> Vec<(Dtype, Vec<usize>)> {
 }
 
 /// Weights of an earlier model would be read together with the new ones.
-pub(super) fn remove_weights(folder: &Path) -> Result<(), Error> {
+fn remove_weights(folder: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(folder).map_err(|source| Error::io(folder, source))?;
     let paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     for path in paths {

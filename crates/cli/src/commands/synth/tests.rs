@@ -30,7 +30,7 @@ fn request(like: &str, format: Format, out: PathBuf) -> Request {
 
 #[track_caller]
 fn synth(request: &Request) -> PathBuf {
-    write(request, &|_, _| {}).expect("written");
+    write(request, &|_, _| Ok(())).expect("written");
     request.out.clone()
 }
 
@@ -343,7 +343,7 @@ fn what_is_there_is_replaced_only_by_force() {
     fs::create_dir(&out).expect("a folder");
     let mut request = request("tiny-llama", Format::Mlx, out.clone());
     synth(&request);
-    let again = write(&request, &|_, _| {}).expect_err("it is there");
+    let again = write(&request, &|_, _| Ok(())).expect_err("it is there");
     assert!(matches!(again, Error::Exists { .. }), "{again}");
     assert_eq!(again.hint().as_deref(), Some("--force replaces it"));
 
@@ -361,11 +361,11 @@ fn what_is_there_is_replaced_only_by_force() {
     fs::write(&file, b"mine").expect("written");
     request.format = Format::Gguf;
     (request.out, request.force) = (file.clone(), false);
-    assert!(matches!(write(&request, &|_, _| {}), Err(Error::Exists { .. })));
+    assert!(matches!(write(&request, &|_, _| Ok(())), Err(Error::Exists { .. })));
     request.out = out;
-    assert!(matches!(write(&request, &|_, _| {}), Err(Error::IsFolder { .. })));
+    assert!(matches!(write(&request, &|_, _| Ok(())), Err(Error::IsFolder { .. })));
     (request.out, request.format) = (file.clone(), Format::Mlx);
-    assert!(matches!(write(&request, &|_, _| {}), Err(Error::IsFile { .. })));
+    assert!(matches!(write(&request, &|_, _| Ok(())), Err(Error::IsFile { .. })));
     assert_eq!(fs::read(file).expect("a file"), b"mine");
 }
 
@@ -412,8 +412,25 @@ fn a_failed_write_leaves_nothing_behind() {
     let file = folder.path().join("file");
     fs::write(&file, b"not a folder").expect("written");
     for format in [Format::Mlx, Format::Gguf] {
-        let error = write(&request("tiny-llama", format, file.join("out")), &|_, _| {});
+        let error = write(&request("tiny-llama", format, file.join("out")), &|_, _| Ok(()));
         assert!(matches!(error, Err(Error::Io { .. })), "{error:?}");
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+}
+
+#[test]
+fn what_was_interrupted_is_gone_and_what_was_killed_is_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for format in [Format::Mlx, Format::Gguf] {
+        let request = request("tiny-llama", format, folder.path().join("out"));
+        let stopped = write(&request, &|_, _| Err(Error::Interrupted));
+        assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+    let out = folder.path().join("out");
+    fs::create_dir(&out).expect("a folder");
+    fs::write(out.join(mlx::UNFINISHED), b"").expect("written");
+    fs::write(out.join("model.safetensors"), b"half").expect("written");
+    synth(&request("tiny-llama", Format::Mlx, out.clone()));
+    assert!(Checkpoint::open(&out).is_ok() && !out.join(mlx::UNFINISHED).exists());
 }

@@ -83,7 +83,7 @@ fn an_mtp_head_leaves_the_rest_of_its_model_alone() {
     let listed = Checkpoint::open(&out).expect("opens");
     assert!(listed.has_linear("mtp.fc") && listed.warnings().is_empty());
 
-    let again = write(&request, &|_, _| {}).expect_err("it is there");
+    let again = write(&request, &|_, _| Ok(())).expect_err("it is there");
     assert!(matches!(&again, Error::Exists { path } if path.ends_with("mtp.safetensors")));
     request.force = true;
     synth(&request);
@@ -108,14 +108,14 @@ fn a_head_is_for_one_shape() {
     let mut request = request(LIKE, Format::Mlx, folder.path().join("llama"));
     synth(&super::request("tiny-llama", Format::Mlx, request.out.clone()));
     request.head = Some(Head::Mtp);
-    let other = write(&request, &|_, _| {}).expect_err("another model");
+    let other = write(&request, &|_, _| Ok(())).expect_err("another model");
     assert!(matches!(&other, Error::OtherModel { got, .. } if got.contains("llama")), "{other}");
     assert!(other.hint().is_some());
     request.out = folder.path().join("nothing");
-    let nothing = write(&request, &|_, _| {}).expect_err("no model");
+    let nothing = write(&request, &|_, _| Ok(())).expect_err("no model");
     assert!(matches!(&nothing, Error::OtherModel { .. }) && nothing.hint().is_some(), "{nothing}");
     request.format = Format::Gguf;
-    assert!(matches!(write(&request, &|_, _| {}), Err(Error::NoGguf { .. })));
+    assert!(matches!(write(&request, &|_, _| Ok(())), Err(Error::NoGguf { .. })));
 }
 
 /// Heads of published shapes, as files of holes: the loader must find all tensors of the sizes it expects.
