@@ -5,6 +5,7 @@
 //! failure: see [`is_broken_pipe`].
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Color, Effects, Style};
@@ -61,27 +62,70 @@ impl Console {
     }
 
     /// A bar over bytes.
-    pub(crate) fn byte_bar(self, message: &str, total_bytes: u64) -> ProgressBar {
-        self.bar(message, total_bytes, "{msg} {bar:30} {decimal_bytes}/{decimal_total_bytes}")
+    pub(crate) fn byte_bar(self, message: &str, total_bytes: u64) -> Bar {
+        let template = "{msg} {bar:30} {decimal_bytes}/{decimal_total_bytes}";
+        self.bar(message, total_bytes, template, Duration::ZERO)
     }
 
-    /// A bar over tokens.
-    pub(crate) fn token_bar(self, message: &str, total: u64) -> ProgressBar {
-        self.bar(message, total, "{msg} {bar:30} {pos}/{len} tokens {eta}")
+    /// A bar over tokens that is seen if it is still there after some time.
+    pub(crate) fn token_bar(self, message: &str, total: u64, after: Duration) -> Bar {
+        self.bar(message, total, "{msg} {bar:30} {pos}/{len} tokens {eta}", after)
     }
 
-    fn bar(self, message: &str, total: u64, template: &str) -> ProgressBar {
+    fn bar(self, message: &str, total: u64, template: &str, after: Duration) -> Bar {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
         if !self.bars {
-            return ProgressBar::hidden();
+            return Bar { bar, waiting: None };
         }
-        let target = ProgressDrawTarget::stderr_with_hz(15);
-        let bar = ProgressBar::with_draw_target(Some(total), target);
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
         bar.set_message(message.to_owned());
-        bar.enable_steady_tick(Duration::from_millis(100));
-        bar
+        if after.is_zero() {
+            reveal(&bar);
+            return Bar { bar, waiting: None };
+        }
+        // What is waited for may be one long step, so somebody else has to look at the clock.
+        let (waiting, ended) = channel::<()>();
+        let later = bar.clone();
+        let thread = std::thread::Builder::new().name("bar".to_owned());
+        let spawned = thread.spawn(move || {
+            if ended.recv_timeout(after) == Err(RecvTimeoutError::Timeout) {
+                reveal(&later);
+            }
+        });
+        Bar { bar, waiting: spawned.is_ok().then_some(waiting) }
+    }
+}
+
+/// Shows a bar from now on.
+fn reveal(bar: &ProgressBar) {
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(15));
+    bar.enable_steady_tick(Duration::from_millis(100));
+}
+
+/// How far something has come, if anybody watches.
+pub(crate) struct Bar {
+    bar: ProgressBar,
+    /// Dropped, it keeps a bar that is not seen yet from being shown.
+    waiting: Option<Sender<()>>,
+}
+
+impl Bar {
+    /// So much is done.
+    pub(crate) fn set_position(&self, done: u64) {
+        self.bar.set_position(done);
+    }
+
+    /// So much more is done.
+    pub(crate) fn inc(&self, more: u64) {
+        self.bar.inc(more);
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish_and_clear(mut self) {
+        self.waiting = None;
+        self.bar.finish_and_clear();
     }
 }
 

@@ -1,20 +1,21 @@
 //! An answer on the terminal: the text on standard output, thinking and bars on standard error.
 
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
 use anyhow::Result;
-use indicatif::ProgressBar;
 
 use crate::answer::Piece;
-use crate::console::{Console, Tone};
+use crate::console::{Bar, Console, Tone};
 
-/// Shorter prompts are read before a bar could be seen.
-const BAR_TOKENS: usize = 128;
+/// What is read sooner needs no bar. Not tokens decide but time: a hundred of them can take long where
+/// experts come from a disk.
+const BAR_AFTER: Duration = Duration::from_millis(500);
 
 /// Shows an answer piece by piece.
 pub(crate) struct Screen {
     console: Console,
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
     thinking: bool,
     /// Whether the answer's text so far ends a line.
     at_line_start: bool,
@@ -29,8 +30,8 @@ impl Screen {
     pub(crate) fn show(&mut self, piece: Piece<'_>) -> Result<()> {
         match piece {
             Piece::Prefill { done, total } => {
-                if done < total && total > BAR_TOKENS {
-                    let new = || self.console.token_bar("reading", total as u64);
+                if done < total {
+                    let new = || self.console.token_bar("reading", total as u64, BAR_AFTER);
                     self.bar.get_or_insert_with(new).set_position(done as u64);
                 } else {
                     self.clear_bar();

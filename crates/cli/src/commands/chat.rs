@@ -14,13 +14,14 @@ use crate::args::SamplingArgs;
 use crate::console::{Console, Tone};
 use crate::screen::Screen;
 use crate::settings::{first_line, history_path};
+use crate::size;
 
 const HELP: &str = "\
 /help               this list
 /clear              begin anew
 /system [TEXT]      instructions for the whole conversation; without TEXT, none
 /set [NAME VALUE]   change an option of the answer (temperature, max-tokens, thinking …)
-/save FILE          write the conversation to a file
+/save FILE          write the conversation to a file; one that holds anything else is not replaced
 /load FILE          go on with a conversation from a file
 /bye                end (also Ctrl-D)
 \"\"\"                 begins and ends a text of several lines
@@ -214,17 +215,21 @@ impl Chat {
         // Variables have had their say.
         let mut command =
             command.no_binary_name(true).mut_args(|arg| arg.env(None::<&'static str>));
-        let Some((name, value)) = rest.split_once(char::is_whitespace) else {
-            anyhow::ensure!(rest.is_empty(), "/set {rest} needs a value");
-            let names: Vec<&str> = command
-                .get_arguments()
-                .filter_map(clap::Arg::get_long)
-                .filter(|name| *name != "no-thinking" && *name != "help")
-                .collect();
-            return Ok(format!("/set takes {}", names.join(", ")));
-        };
+        let names: Vec<&str> = command
+            .get_arguments()
+            .filter_map(clap::Arg::get_long)
+            .filter(|name| *name != "no-thinking" && *name != "help")
+            .collect();
+        let takes = format!("/set takes {}", names.join(", "));
+        let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        if name.is_empty() {
+            return Ok(takes);
+        }
+        let option = name.trim_start_matches('-').replace('_', "-");
+        anyhow::ensure!(names.contains(&option.as_str()), "there is no `{name}`; {takes}");
         let value = value.trim();
-        let typed = [format!("--{}={value}", name.trim_start_matches('-').replace('_', "-"))];
+        anyhow::ensure!(!value.is_empty(), "/set {name} needs a value");
+        let typed = [format!("--{option}={value}")];
         let mut changed = self.choices.clone();
         let matches = command.try_get_matches_from_mut(typed);
         let matches = matches.map_err(|error| anyhow::anyhow!(first_line(&error)))?;
@@ -239,6 +244,13 @@ impl Chat {
 
     fn save(&self, rest: &str) -> Result<String> {
         let path = file_name(rest, "save")?;
+        // A name that was mistyped must not cost somebody a file.
+        let is_ours = |json: Vec<u8>| serde_json::from_slice::<Saved>(&json).is_ok();
+        anyhow::ensure!(
+            !path.exists() || std::fs::read(&path).is_ok_and(is_ours),
+            "{} is there and is not a saved conversation; choose another name",
+            path.display()
+        );
         let saved = Saved {
             model: self.speaker.name.clone(),
             system: self.choices.system.clone(),
@@ -247,7 +259,9 @@ impl Chat {
         let json = serde_json::to_string_pretty(&saved)?;
         std::fs::write(&path, json + "\n")
             .with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(format!("{} messages are in {}.", saved.messages.len(), path.display()))
+        let count = saved.messages.len();
+        let are = if count == 1 { "is" } else { "are" };
+        Ok(format!("{} {are} in {}.", size::counted(count, "message"), path.display()))
     }
 
     fn load(&mut self, rest: &str) -> Result<String> {
@@ -259,7 +273,7 @@ impl Chat {
         let count = saved.messages.len();
         self.messages = saved.messages;
         self.choices.system = saved.system;
-        Ok(format!("{count} messages from {}.", path.display()))
+        Ok(format!("{} from {}.", size::counted(count, "message"), path.display()))
     }
 
     fn complain(&self, error: &anyhow::Error) {

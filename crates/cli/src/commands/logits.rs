@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use checkpoint::Dtype;
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
     let unfinished = Unfinished::new(&args.out);
     let mut file = create(unfinished.path(), &declarations)?;
     let mut sequence = runner.sequence()?;
-    let bar = invocation.console.token_bar("computing", tokens.len() as u64);
+    let bar = invocation.console.token_bar("computing", tokens.len() as u64, Duration::ZERO);
     let mut next = 0;
     let mut written = Ok(());
     let mut bytes = Vec::with_capacity(vocab * 4);

@@ -5,6 +5,8 @@
 //! Kullback–Leibler divergence of the model from the reference is told: the price of an option that
 //! changes answers.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use engine::{Dialect, Runner};
 use model::Logits;
@@ -141,7 +143,7 @@ fn measure(
     mut reference: Option<(String, Reader)>,
 ) -> Result<Report> {
     let vocab = reader.runner.spec().vocab;
-    let bar = invocation.console.token_bar("reading", tokens.len() as u64);
+    let bar = invocation.console.token_bar("reading", tokens.len() as u64, Duration::ZERO);
     let (mut nlls, mut right) = (Vec::new(), 0usize);
     let (mut other_nll, mut kls, mut same) = (0.0, Vec::new(), 0usize);
     let mut held = vec![0.0f64; if reference.is_some() { PIECE * vocab } else { 0 }];

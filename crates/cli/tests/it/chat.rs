@@ -33,17 +33,26 @@ fn play(
 #[test]
 fn a_conversation_has_a_memory_and_ends() {
     let home = Home::new();
+    home.write("mine.txt", "mine");
     let script = r#"
         type "What's the opposite of cold?"
         wait "The opposite of cold is hot."
         type "/save talk.json"
         wait "2 messages are in talk.json."
+        type "/save talk.json"
+        wait "2 messages are in talk.json."
+        type "/save mine.txt"
+        wait "mine.txt is there and is not a saved conversation"
         type "/clear"
         wait "begins anew"
         type "/load talk.json"
         wait "2 messages from talk.json."
         type "/set temperature 9"
         wait "temperature must be 0 to 2"
+        type "/set foo 3"
+        wait "there is no `foo`; /set takes system, max-tokens, stop, thinking, temperature"
+        type "/set seed"
+        wait "/set seed needs a value"
         type "/set max-tokens 2"
         wait "max-tokens is 2."
         type "/nonsense"
@@ -60,6 +69,7 @@ fn a_conversation_has_a_memory_and_ends() {
     let saved: serde_json::Value = serde_json::from_str(&saved).unwrap();
     assert_eq!(saved["model"], "pebble");
     assert_eq!(saved["messages"][1]["content"], "The opposite of cold is hot.");
+    assert_eq!(std::fs::read(home.path().join("mine.txt")).unwrap(), b"mine");
     let history = home.path().join(".local/state/millstream/history");
     assert_has(
         &std::fs::read_to_string(history).unwrap(),
