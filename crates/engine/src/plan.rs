@@ -6,6 +6,7 @@
 
 use compute::memory::{BLOCK, KvFormat};
 use experts::{Geometry, Slots};
+use machine::size::counted;
 use model::DecoderSpec;
 use serde::Serialize;
 use state::Capacity;
@@ -229,9 +230,9 @@ impl<'a> Planner<'a> {
         let mut rows = self.fixed_rows(&options)?;
         if let Some((_, moe)) = self.spec.moe_layers().next() {
             let note = format!(
-                "{} layers × {} experts, {} a token",
-                self.spec.moe_layers().count(),
-                moe.experts.experts(),
+                "{} × {}, {} a token",
+                counted(self.spec.moe_layers().count(), "layer"),
+                counted(moe.experts.experts(), "expert"),
                 moe.experts_per_token
             );
             rows.insert(1, Row { name: "routed experts", bytes: self.spec.expert_bytes(), note });
@@ -348,7 +349,7 @@ impl<'a> Planner<'a> {
         let mut rows = vec![Row {
             name: "weights every token uses",
             bytes: self.spec.resident_bytes(),
-            note: format!("{} layers", self.spec.layers.len()),
+            note: counted(self.spec.layers.len(), "layer"),
         }];
         if let Some(per_layer) = &self.spec.per_layer {
             let (all, row) = (machine::size::bytes(per_layer.table.bytes()), per_layer.row_bytes());
@@ -356,16 +357,19 @@ impl<'a> Planner<'a> {
             rows.push(Row { name: "embeddings of layers", bytes: 0, note });
         }
         if let Some(head) = &options.head {
-            let note = format!("{}, {} layer(s)", head.spec.name(), head.spec.stack.len());
+            let layers = counted(head.spec.stack.len(), "layer");
+            let note = format!("{}, {layers}", head.spec.name());
             rows.push(Row { name: "draft head", bytes: head.spec.bytes(), note });
         }
         if kv > 0 {
             let mut note = match options.pool_tokens {
-                None => format!("{} positions, {per_token} bytes each", options.context),
+                None => {
+                    format!("{}, {per_token} bytes each", counted(options.context, "position"))
+                }
                 Some(_) => format!(
-                    "{} positions for {} sequence(s) of at most {}, {per_token} bytes each",
-                    options.pool_positions(),
-                    options.sequences,
+                    "{} for {} of at most {}, {per_token} bytes each",
+                    counted(options.pool_positions(), "position"),
+                    counted(options.sequences, "sequence"),
                     options.context
                 ),
             };
@@ -376,14 +380,14 @@ impl<'a> Planner<'a> {
             rows.push(Row { name: "keys and values", bytes: kv, note });
         }
         if recurrent > 0 {
-            let note = format!("{} sequence(s)", options.sequences);
+            let note = counted(options.sequences, "sequence");
             rows.push(Row { name: "recurrent state", bytes: recurrent, note });
         }
         if cache > 0 {
-            let note = format!("{} checkpoints of past prompts", options.checkpoints);
+            let note = format!("{} of past prompts", counted(options.checkpoints, "checkpoint"));
             rows.push(Row { name: "prefix cache", bytes: cache, note });
         }
-        let note = format!("prefill {} tokens at a time", options.chunk);
+        let note = format!("prefill {} at a time", counted(options.chunk, "token"));
         rows.push(Row { name: "activations", bytes: self.activation_bytes(options), note });
         if self.request.draft_bytes > 0 {
             let (name, bytes) = ("draft model", self.request.draft_bytes);

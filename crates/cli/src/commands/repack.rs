@@ -324,7 +324,8 @@ impl<'a> Copy<'a> {
         let experts: usize =
             self.origin.spec.moe_layers().map(|(_, moe)| moe.experts.experts()).sum();
         let bytes = size::bytes(self.weight_bytes());
-        eprintln!("{place}: {experts} experts of {layers} layers, {bytes} in {files} files");
+        let (experts, layers) = (size::counted(experts, "expert"), size::counted(layers, "layer"));
+        eprintln!("{place}: {experts} of {layers}, {bytes} in {}", size::counted(files, "file"));
         match (kept, self.recipes.len()) {
             (0, _) => {}
             (kept, all) if kept == all => eprintln!("All of it was there already."),
