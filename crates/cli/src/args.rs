@@ -25,7 +25,7 @@ pub(crate) use measure::{
     BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat, SynthHead, SynthRouter,
 };
 pub(crate) use repack::RepackArgs;
-pub(crate) use serve::ServeArgs;
+pub(crate) use serve::{ServeArgs, ServiceArgs};
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use speculation::{OWN_DFLASH, SpeculationArgs, When};
 
@@ -144,6 +144,8 @@ pub(crate) enum Command {
     /// Put a model behind HTTP: OpenAI, Anthropic and Ollama clients, and a web page
     Serve(ServeArgs),
     /// Say what a model would take of memory, before anything is loaded
+    ///
+    /// A model that does not fit is an answer too: the exit code is 0, and `fits` is false in the JSON.
     Plan(PlanArgs),
     /// Describe a model
     Show(ShowArgs),
@@ -239,6 +241,9 @@ pub(crate) struct ConfigShowArgs {
     /// Settings of an answer are settings too.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// And so are those of a server.
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
 }
 
 /// `millstream completions`.
@@ -339,11 +344,17 @@ impl GlobalArgs {
 
 /// The whole command line, as help and reference show it.
 pub(crate) fn command() -> clap::Command {
-    fn quiet(command: clap::Command) -> clap::Command {
-        // Help that shows the variables' values would differ from machine to machine.
-        command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)
+    fn ours(command: clap::Command) -> clap::Command {
+        let arg = |arg: clap::Arg| {
+            // `--seed -1` is a bad seed, not an option -1.
+            let takes_numbers = arg.get_long().is_some() && arg.get_action().takes_values();
+            let arg = arg.allow_negative_numbers(takes_numbers);
+            // Help that shows the variables' values would differ from machine to machine.
+            arg.hide_env_values(true)
+        };
+        command.mut_args(arg).mut_subcommands(ours)
     }
-    quiet(Cli::command())
+    ours(Cli::command())
 }
 
 /// A number of things, none of which would make no sense.

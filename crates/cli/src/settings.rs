@@ -14,11 +14,11 @@ use clap::{Arg, ArgAction, ArgMatches, Args as _};
 use etcetera::BaseStrategy;
 use toml::de::{DeTable, DeValue};
 
-use crate::args::{GlobalArgs, SamplingArgs};
+use crate::args::{GlobalArgs, SamplingArgs, ServiceArgs};
 use crate::report::Advised;
 
-/// Commands that take the settings of an answer.
-const ANSWERING: [&str; 2] = ["run", "config"];
+/// Stands for a secret where settings are shown.
+const SECRET: &str = "(set)";
 
 /// A value of the file.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +61,16 @@ pub(crate) fn options() -> Vec<Arg> {
 /// The options that settings are made of, and their other halves.
 fn every_option() -> clap::Command {
     let command = GlobalArgs::augment_args(clap::Command::new("settings"));
-    SamplingArgs::augment_args(command)
+    ServiceArgs::augment_args(SamplingArgs::augment_args(command))
+}
+
+/// The commands that take a setting which not every command has.
+fn commands_with(id: &clap::Id) -> [&'static str; 2] {
+    let answer = SamplingArgs::augment_args(clap::Command::new("answer"));
+    match answer.get_arguments().any(|arg| arg.get_id() == id) {
+        true => ["run", "config"],
+        false => ["serve", "config"],
+    }
 }
 
 impl SettingsFile {
@@ -228,7 +237,7 @@ pub(crate) fn with_defaults(command: clap::Command, overlay: &Overlay) -> clap::
         if is_global(&id) {
             return command.mut_arg(id, set);
         }
-        ANSWERING.iter().fold(command, |command, name| {
+        commands_with(&id).iter().fold(command, |command, name| {
             command.mut_subcommand(name, |command| match *name {
                 "config" => command.mut_subcommand("show", |show| show.mut_arg(&id, &set)),
                 _ => command.mut_arg(&id, &set),
@@ -267,6 +276,7 @@ pub(crate) fn effective(matches: &ArgMatches, overlay: &Overlay) -> Vec<Effectiv
         };
         let value = value
             .filter(|value| !value.is_empty())
+            .map(|value| if name == "api-key" { SECRET.to_owned() } else { value })
             .or_else(|| (origin == "command line").then(flag_value).flatten());
         Effective { name, value, origin }
     };

@@ -71,6 +71,32 @@ fn other_commands_ignore_settings_of_an_answer() {
 }
 
 #[test]
+fn a_server_has_settings_too_and_its_keys_are_not_shown() {
+    let file = "port = 9000\nno-page = true\napi-key = [\"a\", \"b\"]\nseed = 7\n";
+    let Command::Serve(serve) = cli(file, "pebble", &["serve"]).command else { panic!() };
+    assert_eq!((serve.service.port, serve.service.no_page), (9000, true));
+    assert_eq!(serve.service.api_key, ["a", "b"]);
+    let arguments = ["serve", "--port", "9001"];
+    let Command::Serve(serve) = cli(file, "pebble", &arguments).command else { panic!() };
+    assert_eq!(serve.service.port, 9001);
+    let Command::Run(run) = cli(file, "pebble", &["run", "hi"]).command else { panic!() };
+    assert_eq!(run.sampling.seed, Some(7));
+
+    let overlay = parse(file).unwrap().overlay("pebble");
+    let command = with_defaults(command(), &overlay);
+    let matches = command.try_get_matches_from(["millstream", "config", "show"]).unwrap();
+    let (_, inner) = matches.subcommand().unwrap();
+    let (_, inner) = inner.subcommand().unwrap();
+    let shown = effective(inner, &overlay);
+    let key = shown.iter().find(|setting| setting.name == "api-key").unwrap();
+    assert_eq!((key.value.as_deref(), key.origin.as_str()), (Some("(set)"), "config.toml:3"));
+    refuse(
+        "port = 70000\n",
+        "config.toml:1: bad value for `port`: invalid value '70000' for '--port <PORT>': 70000 is not in 0..=65535",
+    );
+}
+
+#[test]
 fn mistakes_are_named_by_line() {
     refuse("kv = \"f16\"\ncontxt = 1\n", "config.toml:2: unknown setting `contxt`");
     refuse("json = true\n", "config.toml:1: unknown setting `json`");

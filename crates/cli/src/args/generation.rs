@@ -81,21 +81,11 @@ pub(crate) struct SamplingArgs {
     pub(crate) repetition_penalty: Option<f32>,
 
     /// Make tokens of the answer less likely to come again, from -2 to 2; 0 is off
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        env = "MILLSTREAM_PRESENCE_PENALTY",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_PRESENCE_PENALTY")]
     pub(crate) presence_penalty: Option<f32>,
 
     /// The same for each time they came, from -2 to 2; 0 is off
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        env = "MILLSTREAM_FREQUENCY_PENALTY",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_FREQUENCY_PENALTY")]
     pub(crate) frequency_penalty: Option<f32>,
 
     /// The same seed gives the same answer; by default another one each time

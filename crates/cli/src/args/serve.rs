@@ -13,6 +13,20 @@ pub(crate) struct ServeArgs {
     #[arg(default_value = crate::builtin::DEFAULT)]
     pub(crate) model: String,
 
+    /// How to serve.
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
+
+    /// Draft this many tokens in every round, whether it pays or not: for tests
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_FIXED_DRAFT", hide = true,
+          value_parser = super::at_least_one)]
+    pub(crate) fixed_draft: Option<usize>,
+}
+
+/// How a model is served. These may be in the file of settings.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Server")]
+pub(crate) struct ServiceArgs {
     /// Address to listen on; 0.0.0.0 is every network this computer is in
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "MILLSTREAM_HOST")]
     pub(crate) host: String,
@@ -60,11 +74,6 @@ pub(crate) struct ServeArgs {
     /// Serve no web page
     #[arg(long, env = "MILLSTREAM_NO_PAGE", value_parser = BoolishValueParser::new())]
     pub(crate) no_page: bool,
-
-    /// Draft this many tokens in every round, whether it pays or not: for tests
-    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_FIXED_DRAFT", hide = true,
-          value_parser = super::at_least_one)]
-    pub(crate) fixed_draft: Option<usize>,
 }
 
 const SERVE_HELP: &str = "\

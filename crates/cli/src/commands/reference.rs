@@ -18,7 +18,11 @@ const HEAD: &str =
 const OTHER_VARIABLES: [(&str, &str); 8] = [
     ("HF_HUB_CACHE", "The Hugging Face cache, where models named `org/repo` are looked for."),
     ("HF_HOME", "Holds the cache as `hub`, if `HF_HUB_CACHE` is not set."),
-    ("XDG_CACHE_HOME", "Stands in for `~/.cache`, if neither of these is set."),
+    (
+        "XDG_CACHE_HOME",
+        "Stands in for `~/.cache`: repacked copies and measurements are there, and the Hugging Face cache if \
+         neither of these is set.",
+    ),
     ("XDG_CONFIG_HOME", "Stands in for `~/.config`, where the file of settings is."),
     ("XDG_STATE_HOME", "Stands in for `~/.local/state`, where the history of conversations is."),
     ("NO_COLOR", "Set and not empty: no colour."),
@@ -62,7 +66,7 @@ fn cli() -> String {
          something failed, 2 when the command line makes no sense, and 130 after Ctrl-C.\n\n",
     );
     page.push_str(
-        "Pebble and its draft are compiled into the program (20 MB): it is one file to copy and works without a \
+        "Pebble and what drafts for it are compiled into the program (30 MB): it is one file to copy and works without a \
          network. `cargo install --git` builds it that way. A package registry that limits the size of a crate \
          (crates.io: 10 MB) would need them beside the program.\n\n",
     );
@@ -201,8 +205,8 @@ fn environment() -> String {
     }
     let mut page = format!("{HEAD}# Environment variables\n\n");
     page.push_str(
-        "Every long option has a variable: its name in capitals after `MILLSTREAM_`. An option on the \
-         command line wins over its variable, and a variable over the [file of settings](config.md). Flags \
+        "Every long option has a variable: its name in capitals after `MILLSTREAM_`. Only `--no-thinking` has none \
+         of its own: `MILLSTREAM_THINKING=false` says the same. An option on the command line wins over its variable, and a variable over the [file of settings](config.md). Flags \
          take `1`, `true`, `yes` or `on`, and `0`, `false`, `no` or `off`.\n\n",
     );
     page.push_str("| variable | option | commands | meaning |\n|---|---|---|---|\n");
@@ -223,7 +227,8 @@ fn config() -> String {
     let mut page = format!("{HEAD}# File of settings\n\n");
     page.push_str(
         "`~/.config/millstream/config.toml` (on Windows `%APPDATA%\\millstream\\config.toml`), or the file that \
-         `--config` or `MILLSTREAM_CONFIG` names. Keys are long options without the dashes. What holds for one \
+         `--config` or `MILLSTREAM_CONFIG` names. Keys are long options without the dashes: \
+         those of every command, of an answer and of a server. What holds for one \
          model only goes into a table `[model.\"NAME\"]`, by the name you type: an alias and the repository it \
          stands for are the same.\n\n\
          The command line wins over variables, variables over the file, a model's table over the top of the \
@@ -255,7 +260,7 @@ fn kind(arg: &Arg) -> String {
         (ArgAction::SetTrue, _) | (_, Some("BOOL")) => "true or false",
         (ArgAction::Append, _) => "text, or a list of texts",
         (_, Some("SIZE")) => "size, such as \"16G\"",
-        (_, Some("TOKENS" | "COUNT")) => "whole number",
+        (_, Some("TOKENS" | "COUNT" | "PORT" | "SECONDS")) => "whole number",
         (_, Some("NUMBER")) => "number",
         _ => "text",
     }

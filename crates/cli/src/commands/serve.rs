@@ -13,7 +13,7 @@ use engine::{Dialect, PlanRequest, Speculation};
 use serde_json::json;
 use server::{Loaded, Options, Server};
 
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, ServiceArgs};
 use crate::commands::show;
 use crate::console::Tone;
 use crate::invocation::{self, Invocation, SwapWatch};
@@ -24,7 +24,8 @@ use crate::size;
 const SWAP_WATCH: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
-    if args.api_key.iter().any(|key| key.trim().is_empty()) {
+    let service = &args.service;
+    if service.api_key.iter().any(|key| key.trim().is_empty()) {
         return Err(
             Advised::usage("--api-key is empty", "give a key, or leave the option out").into()
         );
@@ -33,9 +34,9 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     // First what is quick and may fail.
     let dialect = Dialect::open(&model.checkpoint)?;
     let request =
-        PlanRequest { sequences: Some(args.parallel), serving: true, ..invocation.plan_request() };
+        PlanRequest { sequences: Some(service.parallel), serving: true, ..invocation.plan_request() };
     let pair = invocation.plan_pair(&model, &request)?;
-    let server = Server::start(options(args)).map_err(|error| listen_advice(error, args))?;
+    let server = Server::start(options(service)).map_err(|error| listen_advice(error, service))?;
     let address = server.address();
     let tell = |line: &str| eprintln!("{}", invocation.console.paint(Tone::Dim, line));
     tell(&format!("listening on http://{address}, loading {}", model.name));
@@ -60,9 +61,9 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
             "{} answers at {url} (OpenAI: {url}/v1, Anthropic: {url}, Ollama: {url}): \
              {} at once, context {context}, {} memory planned{}",
             model.name,
-            args.parallel,
+            service.parallel,
             size::bytes(total_bytes),
-            if args.no_page { "" } else { "; open it in a browser to chat" },
+            if service.no_page { "" } else { "; open it in a browser to chat" },
         ));
         let line = json!({
             "event": "ready",
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
             "pid": std::process::id(),
             "version": env!("CARGO_PKG_VERSION"),
             "context": context,
-            "parallel": args.parallel,
+            "parallel": service.parallel,
         });
         // A parent that does not listen does not want to know.
         let mut out = std::io::stdout().lock();
@@ -97,17 +98,17 @@ fn watch_swap() -> Sender<()> {
     sender
 }
 
-fn options(args: &ServeArgs) -> Options {
+fn options(service: &ServiceArgs) -> Options {
     Options {
-        host: args.host.clone(),
-        port: args.port,
-        api_keys: args.api_key.clone(),
-        allowed_origins: args.allow_origin.clone(),
-        queue: args.queue,
-        body_bytes: usize::try_from(args.body_limit.0).unwrap_or(usize::MAX),
-        patience: Duration::from_secs(args.patience),
-        drain: Duration::from_secs(args.drain),
-        page: !args.no_page,
+        host: service.host.clone(),
+        port: service.port,
+        api_keys: service.api_key.clone(),
+        allowed_origins: service.allow_origin.clone(),
+        queue: service.queue,
+        body_bytes: usize::try_from(service.body_limit.0).unwrap_or(usize::MAX),
+        patience: Duration::from_secs(service.patience),
+        drain: Duration::from_secs(service.drain),
+        page: !service.no_page,
         ..Options::default()
     }
 }
@@ -122,7 +123,7 @@ fn url(address: SocketAddr) -> String {
     format!("http://{host}:{}", address.port())
 }
 
-fn listen_advice(error: server::StartError, args: &ServeArgs) -> anyhow::Error {
+fn listen_advice(error: server::StartError, service: &ServiceArgs) -> anyhow::Error {
     let hint = match &error {
         server::StartError::Listen { source, .. } => match source.kind() {
             std::io::ErrorKind::AddrInUse => "--port 0 takes a free port",
@@ -134,7 +135,7 @@ fn listen_advice(error: server::StartError, args: &ServeArgs) -> anyhow::Error {
         },
         _ => return error.into(),
     };
-    let message = format!("cannot listen on {}:{}: {}", args.host, args.port, cause(&error));
+    let message = format!("cannot listen on {}:{}: {}", service.host, service.port, cause(&error));
     Advised::new(message, hint).into()
 }
 

@@ -208,3 +208,19 @@ fn gguf_files_are_told_from_models() {
         assert_has(&stderr, &["model.gguf is a GGUF file, which is not read\n", "hint: ", "mlx-community"]);
     }
 }
+
+#[test]
+fn negative_numbers_are_values_that_may_be_wrong() {
+    let home = Home::new();
+    #[track_caller]
+    fn check(home: &Home, option: &str, value: &str, expect: &str) {
+        let stderr = home.run(&["run", "hi", option, value]).bad(2);
+        assert_has(&stderr, &[expect]);
+        assert!(!stderr.contains("unexpected argument"), "{stderr}");
+    }
+    check(&home, "--temperature", "-1", "temperature must be 0 to 2");
+    check(&home, "--min-p", "-0.5", "min_p must be 0 to 1");
+    check(&home, "--seed", "-1", "invalid value '-1' for '--seed <NUMBER>'");
+    check(&home, "--context", "-1", "expected a whole number from 1");
+    check(&home, "--memory", "-1", "`-1` is not a size");
+}
