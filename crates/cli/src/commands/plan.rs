@@ -100,11 +100,15 @@ fn text(model: &OpenModel, plan: &Plan, asked: bool) -> String {
         let over = size::bytes(plan.total_bytes - plan.budget_bytes);
         text.push_str(&format!("It does not fit: {over} too much"));
         // Not even one token's experts of one layer have room.
-        if let Some(StreamPlan { slots: 0, .. }) = plan.streaming {
-            let source = model.expert_source();
-            text.push_str(&format!(", even with experts that come from {source}"));
-        }
-        text.push_str(".\n");
+        text.push_str(match (&plan.streaming, &model.folder) {
+            (Some(StreamPlan { slots: 0, .. }), Some(_)) => {
+                ", even with its experts on the disk.\n"
+            }
+            (Some(StreamPlan { slots: 0, .. }), None) => {
+                ", even with its experts left where they are.\n"
+            }
+            _ => ".\n",
+        });
     }
     text.push_str(&format!(
         "Context: {} of the model's {} positions.\n",

@@ -89,7 +89,9 @@ fn cli() -> String {
         let usage = usage.strip_prefix("Usage: ").unwrap_or(&usage);
         add(&mut page, format_args!("## {name}\n\n"));
         if let Some(about) = command.get_long_about().or(command.get_about()) {
-            add(&mut page, format_args!("{about}.\n\n"));
+            for paragraph in about.to_string().split("\n\n") {
+                add(&mut page, format_args!("{}.\n\n", paragraph.trim_end_matches('.')));
+            }
         }
         add(&mut page, format_args!("```text\n{usage}\n```\n\n"));
         let own = |arg: &&Arg| !is_shared(arg) && !arg.is_hide_set();

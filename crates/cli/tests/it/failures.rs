@@ -205,7 +205,10 @@ fn gguf_files_are_told_from_models() {
     home.write("gguf/model.gguf", "GGUF");
     for name in ["./gguf", "gguf/model.gguf"] {
         let stderr = home.run(&["run", name, "hi"]).bad(1);
-        assert_has(&stderr, &["model.gguf is a GGUF file, which is not read\n", "hint: ", "mlx-community"]);
+        assert_has(
+            &stderr,
+            &["model.gguf is a GGUF file, which is not read\n", "hint: ", "mlx-community"],
+        );
     }
 }
 

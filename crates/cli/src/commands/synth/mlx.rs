@@ -69,10 +69,7 @@ pub(crate) fn write(
 
 /// Writes a folder that is marked as unfinished meanwhile. Of what fails nothing is left; of what is killed the mark
 /// is, so that the next attempt may replace it.
-pub(super) fn fill(
-    folder: &Path,
-    write: impl FnOnce() -> Result<(), Error>,
-) -> Result<(), Error> {
+pub(super) fn fill(folder: &Path, write: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
     let mark = folder.join(UNFINISHED);
     let failed = |source| Error::io(&mark, source);
