@@ -16,7 +16,8 @@ llama_tuned     llama.cpp with mapped weights, not repacked, on a loop device th
                 128 KiB of read-ahead: the most that mmap can do here, and the peer to compare with
 llama_default   the same on the plain file with the disk's own read-ahead, and fewer tokens: it is slow
 
-Measured are decoding of --gen-tokens after a prompt of --prompt-tokens, and apart from that the prefill of
+Measured are decoding of --gen-tokens after a prompt of --prompt-tokens; the same *cold*, by millstream alone with as
+many slots as one layer of a token uses, so that no expert is ever found in memory; and apart from that the prefill of
 --prefill-tokens, without llama_default unless --prefill-default is given. Prompts are the same tokens on
 both sides; decoded tokens are random on both, so that routing does not settle on the experts of a
 repeated token. llama.cpp answers a short prompt before its clock starts. Speeds are medians over rounds,
@@ -41,12 +42,13 @@ from under_limit import Group, Unavailable, end_cleanly_on_signals, shell_code
 
 SIDES = ("millstream", "llama_tuned", "llama_default")
 PEERS = {"llama_tuned": "llama.cpp, tuned", "llama_default": "llama.cpp, default"}
-MEASURES = ("decode", "prefill")
+# What is measured, and the figure that counts.
+MEASURES = {"decode": "decode_tok_s", "cold": "decode_tok_s", "prefill": "prefill_tok_s"}
 # What a limit leaves to the program beyond its own budget.
 ALLOWANCE_BYTES = 64 << 20
 # What `millstream bench` says of a run that reads experts. Two tokens after a long prompt say nothing of decoding.
-SAID = {"decode": ("hit_rate", "read_bytes_per_token", "read_share", "bound_share", "ideal_share", "peak_bytes"),
-        "prefill": ("peak_bytes",)}
+SAID_OF_DECODING = ("hit_rate", "read_bytes_per_token", "read_share", "bound_share", "ideal_share", "peak_bytes")
+SAID = {"decode": SAID_OF_DECODING, "cold": SAID_OF_DECODING, "prefill": ("peak_bytes",)}
 # Where the project wants to be; shown beside what was measured.
 GOALS = {("decode", "llama_tuned"): 1.5, ("decode", "llama_default"): 8.0, ("prefill", "llama_tuned"): 3.0}
 BOUND_GOAL = READ_GOAL = 0.9
@@ -73,11 +75,17 @@ def tokens_of(options, side, measure):
     return options.prompt_tokens, options.default_gen_tokens if side == "llama_default" else options.gen_tokens
 
 
+def cold_options(model, measure):
+    """A slot for each expert that a token uses of one layer: what the next layer reads takes the place of all."""
+    return ["--stream-experts", "always", "--expert-slots", peer.experts_per_token(model.mlx)] if measure == "cold" else []
+
+
 def time_millstream(options, model, measure, group):
     prompt_tokens, gen_tokens = tokens_of(options, "millstream", measure)
     done = group.run([options.millstream, "bench", model.mlx, "--memory", model.limit_bytes - ALLOWANCE_BYTES,
                       "--prompt-tokens", prompt_tokens, "--gen-tokens", gen_tokens, "--threads", options.threads,
-                      "--repeat", 1, "--json", *options.bench_option], capture_output=True, text=True)
+                      "--repeat", 1, "--json", *cold_options(model, measure), *options.bench_option],
+                     capture_output=True, text=True)
     if done.returncode != 0:
         print(done.stderr[-2000:], file=sys.stderr)
         return {"exit_code": done.returncode}
@@ -139,13 +147,18 @@ def time_side(options, model, measure, side):
         return run | {"neighbours_share": neighbours.share(), "group": group.figures()}
 
 
+def sides_of(options, measure):
+    """Who is timed: cold decoding is compared with the bound alone, and the slowest peer's prefill takes long."""
+    left_out = {"decode": (), "cold": tuple(PEERS), "prefill": () if options.prefill_default else ("llama_default",)}
+    return [side for side in options.only or SIDES if side not in left_out[measure]]
+
+
 def time_round(options, model, measure):
-    sides = [side for side in options.only or SIDES
-             if measure == "decode" or side != "llama_default" or options.prefill_default]
+    sides = sides_of(options, measure)
     result = {}
     for side in sides:
         run = result[side] = time_side(options, model, measure, side)
-        speed = run.get(f"{measure}_tok_s")
+        speed = run.get(MEASURES[measure])
         said = "failed" if speed is None else f"{speed:.2f} tokens/s"
         counted = run["group"]
         print(f"  {measure} {side}: {said}, exit {run['exit_code']}, peak {counted['peak_bytes'] / 1e9:.2f} of "
@@ -163,7 +176,7 @@ def spread(values):
 
 def summary(rounds, measure):
     """Medians and spreads over the rounds that gave a figure."""
-    metric = f"{measure}_tok_s"
+    metric = MEASURES[measure]
     def of(side, key):
         return [r[side][key] for r in rounds if r.get(side, {}).get(key) is not None]
     def counted(side, key):
@@ -189,10 +202,13 @@ def row(report, measure, side, result):
     speeds, ratio = result["tok_s"], result.get("ratio", {}).get(side)
     prompt_tokens, gen_tokens = report["tokens"][measure][side]
     what = f"prefill {prompt_tokens}" if measure == "prefill" else f"decode {gen_tokens} after {prompt_tokens}"
+    if measure == "cold":
+        what += ", no expert kept"
     def speed(of):
         return f"{speeds[of]['median']:.2f}" if speeds.get(of) else "–"
     goal = GOALS.get((measure, side))
-    return (f"| {what}, {PEERS[side]} | {speed('millstream')} | {speed(side)} | "
+    peers = f", {PEERS[side]}" if side in PEERS else ""
+    return (f"| {what}{peers} | {speed('millstream')} | {speed(side) if peers else '–'} | "
             + (f"**{ratio['median']:.2f}** | {ratio['least']:.2f} – {ratio['most']:.2f}" if ratio else "– | –")
             + f" | {goal or '–'} |")
 
@@ -233,7 +249,8 @@ def page(report):
                   f"{model['cgroup']}), page cache emptied before each run.", "",
                   "| tokens/s, median | millstream | llama.cpp | ratio | least – most | goal |", "|---|---|---|---|---|---|"]
         for measure, result in model["summary"].items():
-            lines += [row(report, measure, side, result) for side in result["tok_s"] if side != "millstream"]
+            sides = [side for side in result["tok_s"] if side != "millstream"] or list(result["tok_s"])
+            lines += [row(report, measure, side, result) for side in sides]
         lines.append("")
         for measure, result in model["summary"].items():
             lines += [f"- {measure}, {line}" for line in notes(model["memory_bytes"], result)]
@@ -283,6 +300,9 @@ def arguments():
     options = a.parse_args()
     if bool(options.mlx) != bool(options.gguf):
         a.error("--mlx and --gguf go together")
+    idle = [measure for measure in options.measure if not sides_of(options, measure)]
+    if idle:
+        a.error(f"nobody of --only {' '.join(options.only)} is timed for {' or '.join(idle)}")
     if os.geteuid() != 0:
         a.error("memory limits and loop devices need root")
     return options

@@ -72,8 +72,16 @@ def vocabulary(mlx):
     return config.get("text_config", config)["vocab_size"]
 
 
+def experts_per_token(mlx):
+    """The experts that a token uses of each layer, of a model in a folder."""
+    config = json.loads((pathlib.Path(mlx) / "config.json").read_text())
+    config = config.get("text_config", config)
+    names = ("num_experts_per_tok", "top_k_experts", "experts_per_token")
+    return next(config[name] for name in names if config.get(name))
+
+
 def bench_tokens(count, vocab):
-    """The prompt `millstream bench` draws, token for token (crates/cli/src/commands/bench.rs)."""
+    """The prompt that the first repeat of `millstream bench` draws, token for token (crates/cli/src/commands/bench.rs)."""
     return [((index + 1) * 0x9E3779B97F4A7C15 % 2**64 >> 20) % vocab for index in range(count)]
 
 
