@@ -52,7 +52,7 @@ GEMMA4 = dict(
     tie_word_embeddings=True,
 )  # fmt: skip
 # Greedy tokens of a case, where it is not the usual number.
-GREEDY = {"gemma3": 32, "gemma4": 32, "gemma4_dense": 32, "gemma4_e": 32}
+GREEDY = {"gemma3": 32, "gemma4": 32, "gemma4_dense": 32, "gemma4_e": 32, "gpt_oss": 32}
 # The `model_type` of the kinds that are not called after it.
 MODEL_TYPE = {"gemma4_dense": "gemma4", "gemma4_e": "gemma4"}
 
