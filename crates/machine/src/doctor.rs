@@ -144,8 +144,12 @@ fn memory_limit(memory: &Memory) -> Option<Check> {
         LimitSource::CgroupV2 => "cgroup v2",
         LimitSource::AddressSpace => "address space (ulimit -v)",
     };
+    let cached = match limit.source {
+        LimitSource::AddressSpace => String::new(),
+        _ => format!(", {} of files that can be given back", size::bytes(limit.file_bytes)),
+    };
     let detail = format!(
-        "{} by {source}, {} of it in use, set in {}",
+        "{} by {source}, {} of it in use{cached}, set in {}",
         size::bytes(limit.bytes),
         size::bytes(limit.used_bytes),
         limit.path.display()

@@ -91,12 +91,18 @@ fn memory_and_limits() {
     let limit = |source| Limit {
         bytes: 16 * GIB,
         used_bytes: GIB,
+        file_bytes: 2 * GIB,
         source,
         path: "/sys/fs/cgroup/box".into(),
     };
-    check("memory limit", Status::Ok, "17.2 GB by cgroup v2, 1.1 GB of it", |it| {
-        memory_of(it).limit = Some(limit(LimitSource::CgroupV2));
-    });
+    check(
+        "memory limit",
+        Status::Ok,
+        "17.2 GB by cgroup v2, 1.1 GB of it in use, 2.1 GB of files",
+        |it| {
+            memory_of(it).limit = Some(limit(LimitSource::CgroupV2));
+        },
+    );
     check("memory limit", Status::Ok, "/sys/fs/cgroup/box", |it| {
         memory_of(it).limit = Some(limit(LimitSource::CgroupV1));
     });

@@ -68,6 +68,8 @@ pub struct Limit {
     /// What of it is in use and cannot be reclaimed: everything charged except clean and dirty file pages
     /// and reclaimable kernel memory.
     pub used_bytes: u64,
+    /// File pages charged to it, whoever of the group read or wrote them first: zero for an address space.
+    pub file_bytes: u64,
     /// Which mechanism sets it.
     pub source: LimitSource,
     /// The group's folder, or the file that holds the limit.
@@ -94,6 +96,9 @@ pub struct Usage {
     pub file_bytes: u64,
     /// What the system has moved out to swap.
     pub swap_bytes: u64,
+    /// File pages charged to the control group whose limit is the tightest, cached ones too, which `file_bytes` does
+    /// not count: they are given back under pressure, but count against the limit. `None` without such a limit.
+    pub group_file_bytes: Option<u64>,
 }
 
 /// What this process holds now.

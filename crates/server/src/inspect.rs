@@ -64,6 +64,9 @@ fn condition(shared: &Shared, model: &Model, status: &str) -> Value {
         "memory": {
             "resident_bytes": memory.resident_bytes,
             "peak_bytes": memory.peak_resident_bytes,
+            "file_bytes": memory.file_bytes,
+            "swap_bytes": memory.swap_bytes,
+            "group_file_bytes": memory.group_file_bytes,
         },
         "requests": {
             "active": load.active,

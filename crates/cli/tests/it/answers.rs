@@ -121,7 +121,8 @@ fn json_is_one_object_with_everything() {
         "peak_resident_bytes": 0,
         "anonymous_bytes": 0,
         "file_bytes": 0,
-        "swap_bytes": 0
+        "swap_bytes": 0,
+        "group_file_bytes": 0
       }
     }
     "#);

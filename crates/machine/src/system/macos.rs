@@ -67,7 +67,7 @@ pub(crate) fn usage() -> Usage {
         peak_resident_bytes: peak_bytes.max(resident_bytes),
         anonymous_bytes,
         file_bytes: resident_bytes - anonymous_bytes,
-        swap_bytes: 0,
+        ..Usage::default()
     }
 }
 

@@ -147,6 +147,18 @@ fn server(out: &mut Exposition, view: &View<'_>) {
         "The most physical memory it ever had.",
         memory.peak_resident_bytes as f64,
     );
+    out.gauge(
+        "memory_swap_bytes",
+        "What of it the system has moved out to swap.",
+        memory.swap_bytes as f64,
+    );
+    if let Some(bytes) = memory.group_file_bytes {
+        out.gauge(
+            "memory_group_file_bytes",
+            "File pages, cached ones too, charged to the control group that limits the process; only where one does.",
+            bytes as f64,
+        );
+    }
 }
 
 fn engine(out: &mut Exposition, model: &ModelView<'_>) {
@@ -224,7 +236,7 @@ fn experts(out: &mut Exposition, model: &ModelView<'_>) {
     out.counter("expert_misses_total", "Experts that had to be read.", experts.misses as f64);
     out.counter(
         "expert_read_bytes_total",
-        "Bytes of experts asked of the disk.",
+        "Bytes of experts that came from the disk.",
         experts.read_bytes as f64,
     );
     out.counter("expert_failures_total", "Experts that could not be read.", experts.failed as f64);
@@ -276,7 +288,8 @@ pub fn page() -> String {
         pulse,
     };
     let metrics = Metrics::default();
-    let (memory, model) = (Usage::default(), Some(model));
+    let memory = Usage { group_file_bytes: Some(0), ..Usage::default() };
+    let model = Some(model);
     let text = write(&View { metrics: &metrics, uptime_seconds: 0.0, viewers: 0, memory, model });
     let mut page = String::from(
         "# Metrics\n\n\
@@ -343,7 +356,7 @@ mod tests {
             metrics: &metrics,
             uptime_seconds: 1.5,
             viewers: 1,
-            memory: Usage { resident_bytes: 77, ..Usage::default() },
+            memory: Usage { resident_bytes: 77, group_file_bytes: Some(88), ..Usage::default() },
             model: Some(model(pulse)),
         };
         write(&view)
@@ -378,6 +391,7 @@ mod tests {
         check(&text, "generated_tokens_total 12");
         check(&text, "pages_free 40");
         check(&text, "memory_resident_bytes 77");
+        check(&text, "memory_group_file_bytes 88");
         check(&text, "memory_budget_bytes 6000");
         check(&text, "expert_hits_total 9");
         check(&text, "expert_slots 64");

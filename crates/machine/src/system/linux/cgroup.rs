@@ -87,7 +87,9 @@ fn read_v2(folder: &Path) -> Option<Limit> {
     let statistics = procfs::read_trimmed(&folder.join("memory.stat")).unwrap_or_default();
     let reclaimable = ["active_file", "inactive_file", "slab_reclaimable"];
     let used_bytes = unreclaimable(charged_bytes, &statistics, reclaimable);
-    Some(Limit { bytes, used_bytes, source: LimitSource::CgroupV2, path: folder.to_owned() })
+    let file_bytes = procfs::number_line(&statistics, "file").unwrap_or(0);
+    let (source, path) = (LimitSource::CgroupV2, folder.to_owned());
+    Some(Limit { bytes, used_bytes, file_bytes, source, path })
 }
 
 fn read_v1(folder: &Path) -> Option<Limit> {
@@ -101,7 +103,9 @@ fn read_v1(folder: &Path) -> Option<Limit> {
     let charged_bytes = read_number(&folder.join("memory.usage_in_bytes")).unwrap_or(0);
     let reclaimable = ["total_active_file", "total_inactive_file"];
     let used_bytes = unreclaimable(charged_bytes, &statistics, reclaimable);
-    Some(Limit { bytes, used_bytes, source: LimitSource::CgroupV1, path: folder.to_owned() })
+    let file_bytes = procfs::number_line(&statistics, "total_cache").unwrap_or(0);
+    let (source, path) = (LimitSource::CgroupV1, folder.to_owned());
+    Some(Limit { bytes, used_bytes, file_bytes, source, path })
 }
 
 /// The number in a one-line file; `None` for `max` or a missing file (a root group has none).

@@ -36,7 +36,7 @@ fn address_space_limit(root: &Path) -> Option<Limit> {
     let status = procfs::read(root, "/proc/self/status").unwrap_or_default();
     let used_bytes = procfs::kilobyte_line(&status, "VmSize").unwrap_or(0);
     let path = procfs::below(root, "/proc/self/limits");
-    Some(Limit { bytes, used_bytes, source: LimitSource::AddressSpace, path })
+    Some(Limit { bytes, used_bytes, file_bytes: 0, source: LimitSource::AddressSpace, path })
 }
 
 pub(super) fn swap_traffic_pages(root: &Path) -> Option<u64> {
@@ -57,6 +57,12 @@ pub(super) fn usage(root: &Path) -> Usage {
         anonymous_bytes: line("RssAnon"),
         file_bytes: line("RssFile") + line("RssShmem"),
         swap_bytes: line("VmSwap"),
+        // As for the limit itself: of groups that repeat it, the one that sets it.
+        group_file_bytes: cgroup::limits(root)
+            .into_iter()
+            .rev()
+            .min_by_key(|limit| limit.bytes)
+            .map(|limit| limit.file_bytes),
     }
 }
 

@@ -132,9 +132,33 @@ fn usage_lines() {
         anonymous_bytes: 1000 << 10,
         file_bytes: 2500 << 10,
         swap_bytes: 30 << 10,
+        group_file_bytes: None,
     };
     assert_eq!(usage(tree.path()), expected);
     assert_eq!(usage(Path::new("/nonexistent")), Usage::default());
+}
+
+#[test]
+fn file_pages_of_the_group_that_limits_us() {
+    let v1 = [
+        ("/proc/self/cgroup", "4:memory:/a/b\n"),
+        ("/proc/self/mountinfo", "35 31 0:32 / /cg rw - cgroup cgroup rw,memory\n"),
+        ("/cg/a/b/memory.stat", "cache 5\nhierarchical_memory_limit 9000\ntotal_cache 70\n"),
+        ("/cg/a/memory.limit_in_bytes", "9000\n"),
+        ("/cg/a/memory.stat", "cache 1\nhierarchical_memory_limit 9000\ntotal_cache 800\n"),
+    ];
+    assert_eq!(usage(tree(&v1).path()).group_file_bytes, Some(800));
+    let v2 = [
+        V2[0],
+        V2[1],
+        ("/sys/fs/cgroup/a/b/memory.max", "4000\n"),
+        ("/sys/fs/cgroup/a/b/memory.stat", "anon 900\nfile 2100\nfile_mapped 7\n"),
+        ("/sys/fs/cgroup/a/memory.max", "8000\n"),
+        ("/sys/fs/cgroup/a/memory.stat", "file 6000\n"),
+    ];
+    assert_eq!(usage(tree(&v2).path()).group_file_bytes, Some(2100));
+    // Without a limit nobody counts.
+    assert_eq!(usage(tree(&[V2[0], V2[1], v2[3]]).path()).group_file_bytes, None);
 }
 
 #[test]
