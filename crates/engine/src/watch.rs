@@ -23,7 +23,7 @@ pub struct ExpertLoad {
     pub hits: u64,
     /// Experts that had to be read.
     pub misses: u64,
-    /// Bytes asked of the disk.
+    /// Bytes that came from the disk.
     pub read_bytes: u64,
     /// Experts that could not be read.
     pub failed: u64,
@@ -115,7 +115,7 @@ impl Runner {
         Some(ExpertLoad {
             hits: statistics.hits,
             misses: statistics.misses,
-            read_bytes: statistics.read_bytes,
+            read_bytes: statistics.reads.bytes,
             failed: statistics.failed,
             ahead: statistics.ahead,
             ahead_used: statistics.ahead_used,

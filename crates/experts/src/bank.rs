@@ -184,7 +184,6 @@ impl StreamedBank {
         Statistics {
             hits: state.cache.counts().hits,
             misses: state.cache.counts().misses,
-            read_bytes: state.read_bytes,
             failed: state.failed,
             ahead: state.ahead,
             ahead_used: state.cache.counts().staged,
@@ -259,15 +258,15 @@ impl StreamedBank {
         &self.reader
     }
 
-    /// Adds the reads that bring an expert into a slot: their bytes.
+    /// Adds the reads that bring an expert of a layer into a slot, labelled with both: their bytes.
     pub(crate) fn reads_into(
         &self,
-        layer: usize,
+        index: usize,
         expert: u32,
         slot: u32,
         reads: &mut Vec<Read>,
     ) -> u64 {
-        let layer = self.layers[layer].as_ref().expect("a layer with experts");
+        let layer = self.layers[index].as_ref().expect("a layer with experts");
         let record = Record::new(layer, expert as usize);
         reads.extend(record.pieces().map(|piece| Read {
             file: piece.file,
@@ -276,6 +275,7 @@ impl StreamedBank {
             len: piece.len,
             needed: piece.needed,
             ticket: u64::from(slot),
+            label: [index as u32, expert],
         }));
         record.slot_bytes() as u64
     }

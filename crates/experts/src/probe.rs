@@ -375,7 +375,8 @@ fn run(
             // SAFETY: `wave * half_bytes + used + len` is within the scratch memory.
             let target = unsafe { scratch.add(wave * half_bytes + used) };
             // One byte will do: the last read of a file may be short.
-            reads.push(Read { file, offset, target, len, needed: 1, ticket: wave as u64 });
+            let (needed, ticket, label) = (1, wave as u64, [0; 2]);
+            reads.push(Read { file, offset, target, len, needed, ticket, label });
             used += len;
         }
         if reads.is_empty() {

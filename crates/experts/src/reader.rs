@@ -53,6 +53,8 @@ pub struct Read {
     pub needed: usize,
     /// The caller's mark. Reads may share one.
     pub ticket: u64,
+    /// Whatever the caller wants to find again in a trace.
+    pub label: [u32; 2],
 }
 
 // SAFETY: the pointer is an address to write to. Who calls `Reader::submit` promises that the memory
@@ -110,6 +112,8 @@ pub struct TraceEvent {
     pub len: usize,
     /// The caller's mark.
     pub ticket: u64,
+    /// What the caller wanted to find here.
+    pub label: [u32; 2],
     /// How urgent it was in the end.
     pub priority: Priority,
 }
@@ -318,9 +322,10 @@ impl State {
         done.from_submit.add(now.saturating_duration_since(task.submitted));
         done.from_start.add(now.saturating_duration_since(task.began));
         if self.tracing && self.trace.len() < TRACE_LIMIT {
-            let Read { file, offset, len, ticket, .. } = task.read;
+            let Read { file, offset, len, ticket, label, .. } = task.read;
             let (start, end, priority) = (task.began, now, task.priority);
-            self.trace.push(TraceEvent { start, end, lane, file, offset, len, ticket, priority });
+            let event = TraceEvent { start, end, lane, file, offset, len, ticket, label, priority };
+            self.trace.push(event);
         }
     }
 

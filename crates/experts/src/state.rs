@@ -106,7 +106,6 @@ pub(crate) struct State {
     /// The last layer that a step with drafted rows visited, until it is settled.
     unsettled: Option<usize>,
     pub(crate) missed: Missed,
-    pub(crate) read_bytes: u64,
     pub(crate) failed: u64,
     pub(crate) ahead: u64,
     /// Slots that experts were read ahead into since the last visit, and the bytes.
@@ -137,7 +136,6 @@ impl State {
             progress: Instant::now(),
             unsettled: None,
             missed: Missed::default(),
-            read_bytes: 0,
             failed: 0,
             ahead: 0,
             ahead_slots: Vec::new(),
@@ -375,19 +373,12 @@ impl State {
         let state = &mut self.slots[slot as usize];
         state.reads_left = reads;
         state.content = Some(key);
-        self.read_bytes += bytes;
         self.ahead += 1;
         self.ahead_slots.push((slot, bytes));
     }
 
-    /// Counts the bytes of a miss that are read now.
-    pub(crate) fn count_read(&mut self, trial: Trial, bytes: u64) {
-        self.read_bytes += bytes;
-        self.count_missed(trial, bytes);
-    }
-
     /// Counts the bytes of a miss, whenever they were read.
-    fn count_missed(&mut self, trial: Trial, bytes: u64) {
+    pub(crate) fn count_missed(&mut self, trial: Trial, bytes: u64) {
         self.missed.add(trial.depth, bytes);
         if let Some(visit) = &mut self.current {
             visit.missed_bytes += bytes;

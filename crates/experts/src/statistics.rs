@@ -9,8 +9,6 @@ pub struct Statistics {
     pub hits: u64,
     /// Experts that had to be read.
     pub misses: u64,
-    /// Bytes asked of the disk.
-    pub read_bytes: u64,
     /// Experts that were read before they were wanted.
     pub ahead: u64,
     /// Those of them that then were.

@@ -95,7 +95,7 @@ impl StreamedVisit<'_> {
         let expert = step.key - self.first_key;
         let before = reads.len();
         let bytes = self.bank.reads_into(self.layer, expert, step.slot, reads);
-        state.count_read(step.trial, bytes);
+        state.count_missed(step.trial, bytes);
         self.bank.tally.count_read(self.layer, expert);
         state.progress = Instant::now();
         let slot = &mut state.slots[step.slot as usize];

@@ -43,7 +43,7 @@ pub(crate) struct BenchArgs {
     /// Tokens to generate after each prompt
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GEN_TOKENS", default_value_t = 64)]
     pub(crate) gen_tokens: usize,
-    /// Measure each this many times and keep the best
+    /// Measure each this many times, every time with other tokens, and keep the best
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_REPEAT", default_value = "3",
           value_parser = super::at_least_one)]
     pub(crate) repeat: usize,
@@ -72,7 +72,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_ROUNDS", requires = "pairs",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) rounds: Option<PathBuf>,
-    /// Write a trace of the last run's reads and computations, for chrome://tracing or ui.perfetto.dev
+    /// Write a trace of the reads and computations of the run that is reported, of several prompt lengths the last, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_TRACE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) trace: Option<PathBuf>,
     /// Print JSON

@@ -67,19 +67,24 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
     let mut swap = SwapWatch::start();
     let mut runs = Vec::new();
     for &prompt_tokens in &args.prompt_tokens {
-        let mut best: Option<Run> = None;
-        for _ in 0..args.repeat {
-            let run = measure(&mut runner, prompt_tokens, args)?;
+        let mut best: Option<(Run, Option<Stopped>)> = None;
+        for repeat in 0..args.repeat {
+            let (run, seen) = measure(&mut runner, prompt_tokens, repeat, args)?;
             best = Some(match best {
-                None => run,
-                Some(best) => {
+                None => (run, seen),
+                Some((best, best_seen)) => {
                     let prefill_tok_s = best.prefill_tok_s.max(run.prefill_tok_s);
-                    let faster = if run.decode_tok_s > best.decode_tok_s { run } else { best };
-                    Run { prefill_tok_s, ..faster }
+                    let is_faster = run.decode_tok_s > best.decode_tok_s;
+                    let (faster, seen) = if is_faster { (run, seen) } else { (best, best_seen) };
+                    (Run { prefill_tok_s, ..faster }, seen)
                 }
             });
         }
-        runs.extend(best);
+        let Some((run, seen)) = best else { continue };
+        if let (Some(seen), Some(path)) = (seen, &args.trace) {
+            seen.write_trace(path)?;
+        }
+        runs.push(run);
     }
     invocation::finish(&runner)?;
     swap.check();
@@ -110,13 +115,20 @@ fn measure_bandwidth(facts: &Facts, threads: usize) -> Result<f64> {
     Ok(machine::probe::read_bandwidth(threads, machine::probe::buffer_bytes(facts))?)
 }
 
-/// One prompt and one answer. Tokens are drawn at random, so that routing does not settle on the
-/// experts of a repeated token.
-fn measure(runner: &mut Runner, prompt_tokens: usize, args: &BenchArgs) -> Result<Run> {
+/// One prompt and one answer, and what was seen of reads meanwhile. Tokens are drawn at random, so that
+/// routing does not settle on the experts of a repeated token; each repeat draws others, which the cache of
+/// experts does not know yet.
+fn measure(
+    runner: &mut Runner,
+    prompt_tokens: usize,
+    repeat: usize,
+    args: &BenchArgs,
+) -> Result<(Run, Option<Stopped>)> {
     let gen_tokens = args.gen_tokens;
     let vocab = runner.spec().vocab as u64;
     let token = |index: usize| -> u32 {
-        let hash = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let draw = ((repeat as u64) << 32) + index as u64 + 1;
+        let hash = draw.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((hash >> 20) % vocab) as u32
     };
     let prompt: Vec<u32> = (0..prompt_tokens).map(token).collect();
@@ -140,15 +152,12 @@ fn measure(runner: &mut Runner, prompt_tokens: usize, args: &BenchArgs) -> Resul
     let peak_bytes = machine::memory::usage().peak_resident_bytes;
     let stopped = watch.zip(runner.streamed());
     let stopped = stopped.map(|(watch, bank)| watch.stop(bank, gen_tokens, decode_seconds));
-    if let (Some(stopped), Some(path)) = (&stopped, &args.trace) {
-        stopped.write_trace(path)?;
-    }
     let judge = |stopped: &Stopped| stopped.judge(runner, &mut sequence);
     let streamed = stopped.as_ref().map(judge).transpose()?;
     let layout = runner.spec().layout()?;
     let kv = runner.options().kv;
     let state = layout.kv_bytes(kv, prompt_tokens + gen_tokens / 2) + 2 * layout.recurrent_bytes();
-    Ok(Run {
+    let run = Run {
         prompt_tokens,
         gen_tokens,
         prefill_tok_s: prompt_tokens as f64 / prefill_seconds,
@@ -157,7 +166,8 @@ fn measure(runner: &mut Runner, prompt_tokens: usize, args: &BenchArgs) -> Resul
         bandwidth_share: 0.0,
         peak_bytes,
         streamed,
-    })
+    };
+    Ok((run, stopped))
 }
 
 fn print(report: &Report, args: &BenchArgs) -> Result<()> {
@@ -167,11 +177,12 @@ fn print(report: &Report, args: &BenchArgs) -> Result<()> {
     if args.csv {
         println!(
             "model,threads,isa,prompt_tokens,gen_tokens,prefill_tok_s,decode_tok_s,bytes_per_token,\
-             bandwidth_share,peak_bytes"
+             bandwidth_share,peak_bytes,slots,hit_rate,read_bytes_per_token,disk_bandwidth,read_share,\
+             read_latency_us_p50,read_latency_us_p99,computing_share,waiting_share,bound_share,ideal_share"
         );
         for run in &report.runs {
             println!(
-                "{},{},{},{},{},{:.2},{:.2},{},{:.3},{}",
+                "{},{},{},{},{},{:.2},{:.2},{},{:.3},{},{}",
                 report.model,
                 report.threads,
                 report.isa,
@@ -181,7 +192,8 @@ fn print(report: &Report, args: &BenchArgs) -> Result<()> {
                 run.decode_tok_s,
                 run.bytes_per_token,
                 run.bandwidth_share,
-                run.peak_bytes
+                run.peak_bytes,
+                streamed_columns(run.streamed.as_ref())
             );
         }
         return Ok(());
@@ -213,6 +225,25 @@ fn print(report: &Report, args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
+/// What came from the disk, as the last columns of a line: empty if nothing did.
+fn streamed_columns(streamed: Option<&StreamedRun>) -> String {
+    let Some(run) = streamed else { return ",".repeat(10) };
+    format!(
+        "{},{:.3},{},{:.0},{:.3},{},{},{:.3},{:.3},{:.3},{:.3}",
+        run.slots,
+        run.hit_rate,
+        run.read_bytes_per_token,
+        run.disk_bandwidth,
+        run.read_share,
+        run.read_latency_us.p50,
+        run.read_latency_us.p99,
+        run.computing_share,
+        run.waiting_share,
+        run.bound_share,
+        run.ideal_share
+    )
+}
+
 /// What came from the disk, if anything did.
 fn print_streamed(report: &Report) {
     let header = [
@@ -222,6 +253,7 @@ fn print_streamed(report: &Report) {
         "disk",
         "of disk",
         "latency p50/p99",
+        "computing",
         "waiting",
         "of bound",
         "of ideal",
@@ -237,6 +269,7 @@ fn print_streamed(report: &Report) {
             format!("{}/s", size::bytes(streamed.disk_bandwidth as u64)),
             percent(streamed.read_share),
             streamed.read_latency_us.to_string(),
+            percent(streamed.computing_share),
             percent(streamed.waiting_share),
             percent(streamed.bound_share),
             percent(streamed.ideal_share),
@@ -244,6 +277,6 @@ fn print_streamed(report: &Report) {
     }
     if rows.len() > 1 {
         println!();
-        print!("{}", table(&[Align::Right; 9], &rows));
+        print!("{}", table(&[Align::Right; 10], &rows));
     }
 }

@@ -175,9 +175,13 @@ fn a_replay_of_the_log_counts_what_was_counted() {
                 }
             });
             assert_eq!(logged.collect::<Vec<_>>(), expected);
-            let counts = run(&header, &visits, &header.slots, Policy::Layered).unwrap().counts();
-            let live = bank.statistics();
+            let outcome = run(&header, &visits, &header.slots, Policy::Layered).unwrap();
+            let (counts, live) = (outcome.counts(), bank.statistics());
             assert_eq!((counts.hits, counts.misses), (live.hits, live.misses), "{kept} kept");
+            // The same bytes, and what was read of guesses that nobody wanted.
+            let simulated = outcome.decode.read_bytes + outcome.prompt.read_bytes;
+            let in_vain = (live.ahead - live.ahead_used) * EXPERT_BYTES as u64;
+            assert!((simulated..=simulated + in_vain).contains(&live.reads.bytes), "{live:?}");
             assert!(live.ahead_used > 0 || staging == 0);
             // The verdicts have a say where a step leaves something alone.
             let mut unjudged = visits.clone();

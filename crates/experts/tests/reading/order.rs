@@ -186,6 +186,7 @@ fn a_trace_tells_what_was_read_and_in_what_order() {
             assert!(event.start <= event.end);
             assert_eq!((event.lane, event.len), (0, ALIGNMENT));
             assert_eq!(event.offset, event.ticket * ALIGNMENT as u64);
+            assert_eq!(event.label, [0, event.ticket as u32]);
         }
         reader.record_trace(false);
         submit(&reader, &[3], Priority::Demand);

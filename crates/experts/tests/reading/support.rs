@@ -112,7 +112,8 @@ pub(crate) fn lay_out(wishes: &[Wish]) -> (Pages, Vec<Read>) {
         // SAFETY: the memory is as long as all wishes together.
         let target = unsafe { start.add(used) };
         let (file, ticket) = (FileIndex(file as u32), ticket as u64);
-        reads.push(Read { file, offset, target, len, needed, ticket });
+        let label = [file.0, ticket as u32];
+        reads.push(Read { file, offset, target, len, needed, ticket, label });
         used += len;
     }
     (memory, reads)

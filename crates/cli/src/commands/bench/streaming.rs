@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use engine::Runner;
-use experts::reader::TraceEvent;
+use experts::reader::{Priority, TraceEvent};
 use experts::{Activity, Statistics, StreamedBank, VisitRecord};
 use machine::pages::Pages;
 use model::Logits;
@@ -46,6 +46,8 @@ pub(super) struct StreamedRun {
     pub(super) ideal_share: f64,
     /// Share of the time in which nothing could be computed because of reads.
     pub(super) waiting_share: f64,
+    /// The rest of it, in which something was computed.
+    pub(super) computing_share: f64,
     /// A plain read of the same requests, bytes per second.
     pub(super) disk_bandwidth: f64,
     /// From request to arrival, microseconds.
@@ -57,9 +59,9 @@ pub(super) struct StreamedRun {
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Percentiles {
-    p50: u64,
+    pub(super) p50: u64,
     p90: u64,
-    p99: u64,
+    pub(super) p99: u64,
     max: u64,
 }
 
@@ -151,17 +153,18 @@ impl Stopped {
         let reads = self.after.reads.since(&self.before.reads);
         let (hits, misses) =
             (self.after.hits - self.before.hits, self.after.misses - self.before.misses);
-        let read_bytes = self.after.read_bytes - self.before.read_bytes;
         let waited = (self.after.waited - self.before.waited).as_secs_f64();
-        let busy = reads.demand_busy.as_secs_f64();
+        let waiting_share = waited / self.seconds;
+        let busy = reads.busy.as_secs_f64();
         let us = |share| reads.from_submit.percentile(share).as_micros() as u64;
         Ok(StreamedRun {
             hit_rate: hits as f64 / (hits + misses).max(1) as f64,
-            read_bytes_per_token: read_bytes / self.tokens.max(1) as u64,
-            read_share: if busy > 0.0 { read_bytes as f64 / busy / disk } else { 1.0 },
+            read_bytes_per_token: reads.bytes / self.tokens.max(1) as u64,
+            read_share: if busy > 0.0 { reads.bytes as f64 / busy / disk } else { 1.0 },
             bound_share: bound / self.seconds,
             ideal_share: ideal / self.seconds,
-            waiting_share: waited / self.seconds,
+            waiting_share,
+            computing_share: (1.0 - waiting_share).max(0.0),
             disk_bandwidth: disk,
             read_latency_us: Percentiles {
                 p50: us(0.5),
@@ -202,7 +205,11 @@ impl Stopped {
             events.push(json!({
                 "ph": "X", "pid": 1, "tid": 100 + read.lane, "ts": us(read.start),
                 "dur": us(read.end) - us(read.start), "name": "read",
-                "args": {"bytes": read.len, "offset": read.offset, "slot": read.ticket},
+                "args": {
+                    "layer": read.label[0], "expert": read.label[1], "bytes": read.len,
+                    "offset": read.offset, "slot": read.ticket,
+                    "ahead": read.priority == Priority::Ahead,
+                },
             }));
         }
         serde_json::to_writer(&mut file, &json!({ "traceEvents": events })).with_context(failed)?;
