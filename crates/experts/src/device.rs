@@ -50,6 +50,16 @@ pub trait Device: Debug + Send + Sync {
     /// Lets the system drop what it keeps in memory of a range of the file. Advice: it may do nothing.
     fn forget(&self, _file: FileIndex, _offset: u64, _len: usize) {}
 
+    /// The same for all of a file. What the system keeps in large pieces it drops in whole ones only, so
+    /// advice about ranges may leave much where this leaves nothing.
+    fn forget_file(&self, _file: FileIndex) {}
+
+    /// Whether a buffered read of the byte at `offset` might be answered from memory. Systems that cannot
+    /// tell might.
+    fn may_be_cached(&self, _file: FileIndex, _offset: u64) -> bool {
+        true
+    }
+
     /// Whether the bytes are in memory already, so that there is no disk to be measured.
     fn is_memory(&self) -> bool {
         false

@@ -3,7 +3,8 @@
 //! A table of disks would be wrong on the next machine: the file system, the virtual machine and the
 //! kernel decide as much as the disk does. So each way is tried for some milliseconds, several times in
 //! turn, on places no earlier trial has touched, and its best time counts: what else the machine does
-//! can only make a trial slower. Reads past the file cache and by io_uring win unless another way is clearly faster.
+//! can only make a trial slower. Only what the system keeps in memory would make one faster, so buffered
+//! reads are not tried on files that it does not drop. Reads past the file cache and by io_uring win unless another way is clearly faster.
 
 use std::fmt;
 use std::io;
@@ -35,6 +36,11 @@ const DEPTH_FACTORS: [f64; 4] = [1.15, 1.05, 1.0, 1.03];
 const URING_FACTOR: f64 = 0.9;
 /// Buffered reads must win by this factor: they fill memory that is not in the plan.
 const BUFFERED_FACTOR: f64 = 1.25;
+
+/// Samples that are looked for in memory before a buffered trial.
+const ASKED_SAMPLES: usize = 32;
+/// Why there was no buffered trial.
+const CACHED: &str = "not tried, the file is in memory";
 
 /// A turn that moved less says little.
 const TURN_LEAST_BYTES: u64 = 4 << 20;
@@ -128,6 +134,13 @@ pub fn choose(
             let device = open(Access::Buffered)?;
             for &depth in depths {
                 let method = Method { queue: Queue::Threads, depth };
+                let is_cached = course.forget(&device);
+                if is_cached && direct.is_some() {
+                    // Memory would be timed, and memory wins.
+                    let outcome = Err(CACHED.to_owned());
+                    course.tried.push(Trial { access: Access::Buffered, method, outcome });
+                    continue;
+                }
                 course.attempt(&device, Access::Buffered, method)?;
             }
         }
@@ -258,6 +271,19 @@ impl Course<'_> {
         Ok(())
     }
 
+    /// Lets the system drop what it keeps of the files: the disk is to be timed, not the memory. Says whether some of
+    /// the next samples may be there all the same, as those of a file are that was written just now.
+    fn forget(&self, device: &Arc<dyn Device>) -> bool {
+        let mut files: Vec<FileIndex> = self.samples.iter().map(|&(file, ..)| file).collect();
+        files.sort_unstable_by_key(|file| file.0);
+        files.dedup();
+        files.iter().for_each(|&file| device.forget_file(file));
+        // Asking may bring the page in: one of each sample, and not of all samples.
+        let next = self.samples.iter().cycle().skip(self.next % self.samples.len());
+        let mut asked = next.take(ASKED_SAMPLES.min(self.samples.len()));
+        asked.any(|&(file, offset, len)| device.may_be_cached(file, offset + len as u64 / 2))
+    }
+
     /// A turn: reads for a share of the time, longer where that is too little to tell. Nothing when
     /// no time is left, unless nothing was tried before.
     fn attempt(&mut self, device: &Arc<dyn Device>, access: Access, method: Method) -> Result<()> {
@@ -266,12 +292,6 @@ impl Course<'_> {
             return Ok(());
         }
         let (samples, next) = (self.samples, &mut self.next);
-        if access == Access::Buffered {
-            // The disk is to be timed, not what is in memory already.
-            for &(file, offset, len) in samples {
-                device.forget(file, offset, len);
-            }
-        }
         let mut sample = || {
             let sample = samples[*next % samples.len()];
             *next += 1;

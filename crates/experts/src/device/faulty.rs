@@ -220,6 +220,14 @@ impl Device for Faulty {
     fn forget(&self, file: FileIndex, offset: u64, len: usize) {
         self.device.forget(file, offset, len);
     }
+
+    fn forget_file(&self, file: FileIndex) {
+        self.device.forget_file(file);
+    }
+
+    fn may_be_cached(&self, file: FileIndex, offset: u64) -> bool {
+        self.device.may_be_cached(file, offset)
+    }
 }
 
 /// The finaliser of splitmix64: every bit of the input moves every bit of the output.

@@ -174,6 +174,19 @@ impl Device for Files {
         }
     }
 
+    fn forget_file(&self, file: FileIndex) {
+        if let Some(Opened::Disk { file, .. }) = self.files.get(file.0 as usize) {
+            system::forget_file(file);
+        }
+    }
+
+    fn may_be_cached(&self, file: FileIndex, offset: u64) -> bool {
+        match self.files.get(file.0 as usize) {
+            Some(Opened::Disk { file, .. }) => system::may_be_cached(file, offset),
+            Some(Opened::Memory(_)) | None => true,
+        }
+    }
+
     fn is_memory(&self) -> bool {
         self.files.iter().all(|opened| matches!(opened, Opened::Memory(_)))
     }

@@ -51,6 +51,31 @@ pub(super) fn forget(file: &File, offset: u64, len: usize) {
     }
 }
 
+#[cfg(target_os = "linux")]
+pub(super) fn forget_file(file: &File) {
+    // Advice, as above.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+}
+
+/// Asks for a byte that must not be waited for. Where that is not possible at all, [`forget_file`] is believed.
+#[cfg(target_os = "linux")]
+pub(super) fn may_be_cached(file: &File, offset: u64) -> bool {
+    use rustix::io::{ReadWriteFlags, preadv2};
+    let mut byte = [0];
+    let mut target = [io::IoSliceMut::new(&mut byte)];
+    matches!(preadv2(file, &mut target, offset, ReadWriteFlags::NOWAIT), Ok(1))
+}
+
 /// There is no such call.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn forget(_file: &File, _offset: u64, _len: usize) {}
+
+/// Nor this one.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn forget_file(_file: &File) {}
+
+/// Nothing was dropped.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn may_be_cached(_file: &File, _offset: u64) -> bool {
+    true
+}

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use checkpoint::FileIndex;
@@ -46,6 +47,95 @@ impl Device for Refusing {
     fn check_unchanged(&self, file: FileIndex) -> Result<()> {
         self.0.check_unchanged(file)
     }
+}
+
+/// Files that the system keeps in memory and answers buffered reads from, until it is told to drop them, if it does.
+#[derive(Debug)]
+struct Cached {
+    files: Arc<dyn Device>,
+    access: Access,
+    is_dropped: AtomicBool,
+    drops: bool,
+}
+
+impl Device for Cached {
+    fn read(&self, file: FileIndex, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        // A disk takes its time.
+        if self.access == Access::Direct || self.is_dropped.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        self.files.read(file, offset, out)
+    }
+
+    fn path(&self, file: FileIndex) -> &Path {
+        self.files.path(file)
+    }
+
+    fn check_unchanged(&self, file: FileIndex) -> Result<()> {
+        self.files.check_unchanged(file)
+    }
+
+    fn forget_file(&self, _file: FileIndex) {
+        self.is_dropped.store(self.drops, Ordering::Relaxed);
+    }
+
+    fn may_be_cached(&self, _file: FileIndex, _offset: u64) -> bool {
+        !self.is_dropped.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn reads_from_memory_are_not_taken_for_a_fast_disk() {
+    let (_folder, paths) = write_files(&LENGTHS);
+    let cached = |access, drops| -> Arc<dyn Device> {
+        let files = open(&paths, Access::Buffered).unwrap();
+        Arc::new(Cached { files, access, is_dropped: AtomicBool::new(false), drops })
+    };
+    for drops in [false, true] {
+        let way = |access| Ok(cached(access, drops));
+        let budget = Duration::from_secs(2);
+        let choice = choose(&way, &samples(), &mut scratch(), budget).unwrap();
+        assert_eq!(choice.access, Access::Direct, "{choice}");
+        let buffered = choice.tried.iter().find(|trial| trial.access == Access::Buffered).unwrap();
+        assert_eq!(buffered.outcome.is_ok(), drops, "{choice}");
+    }
+    // Where there is no other way it is taken, whatever is in memory.
+    let way = |access| match access {
+        Access::Buffered => Ok(cached(access, false)),
+        Access::Direct => Ok(Arc::new(Refusing(cached(access, false))) as Arc<dyn Device>),
+    };
+    let choice = choose(&way, &samples(), &mut scratch(), BUDGET).unwrap();
+    assert_eq!(choice.access, Access::Buffered);
+    assert!(choice.bytes_per_second > 0.0, "{choice}");
+}
+
+#[test]
+fn a_file_that_was_just_read_is_dropped_from_memory_before_it_is_timed() {
+    let (_folder, paths) = write_files(&[24 << 20]);
+    let Some(_) = open(&paths, Access::Direct) else { return };
+    // What is not on the disk yet cannot be dropped.
+    std::fs::File::open(&paths[0]).unwrap().sync_all().unwrap();
+    let device = open(&paths, Access::Buffered).unwrap();
+    let step = 512 << 10;
+    let samples: Vec<Sample> =
+        (0..24 << 20).step_by(step).map(|at| (FileIndex(0), at as u64, step)).collect();
+    let cached = || {
+        let may = |&&(file, at, len): &&Sample| device.may_be_cached(file, at + len as u64 / 2);
+        samples.iter().filter(may).count()
+    };
+    std::fs::read(&paths[0]).unwrap();
+    assert_eq!(cached(), samples.len());
+    device.forget_file(FileIndex(0));
+    if cached() > 0 {
+        println!("skipped: the temporary folder is in memory, or the system drops nothing");
+        return;
+    }
+    std::fs::read(&paths[0]).unwrap();
+    let way = |access| Ok(open(&paths, access).unwrap());
+    let mut scratch = Pages::new(16 << 20).unwrap();
+    let choice = choose(&way, &samples, &mut scratch, Duration::from_millis(400)).unwrap();
+    let tried: Vec<Access> = choice.tried.iter().map(|trial| trial.access).collect();
+    assert!(tried.contains(&Access::Direct) && tried.contains(&Access::Buffered), "{choice}");
 }
 
 #[test]
