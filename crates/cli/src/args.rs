@@ -60,7 +60,7 @@ pub(crate) struct GlobalArgs {
     /// Memory the model may use; by default a safe share of what the system allows
     ///
     /// 16G and 16GiB are 16 · 2³⁰ bytes, 16GB is 16 · 10⁹.
-    #[arg(long, global = true, value_name = "SIZE", env = "MILLSTREAM_MEMORY")]
+    #[arg(long, global = true, value_name = "SIZE", env = "MILLSTREAM_MEMORY", value_parser = some_memory)]
     pub(crate) memory: Option<Size>,
 
     /// Positions (prompt and answer) a conversation may have; by default as many as fit, up to 32768
@@ -79,6 +79,7 @@ pub(crate) struct GlobalArgs {
         global = true,
         value_name = "SIZE",
         env = "MILLSTREAM_EXPERT_CACHE",
+        value_parser = some_memory,
         conflicts_with = "expert_slots"
     )]
     pub(crate) expert_cache: Option<Size>,
@@ -355,6 +356,16 @@ pub(crate) fn command() -> clap::Command {
         command.mut_args(arg).mut_subcommands(ours)
     }
     ours(Cli::command())
+}
+
+/// A size that holds something.
+fn some_memory(text: &str) -> Result<Size, String> {
+    match text.parse()? {
+        Size(0) => {
+            Err("nothing fits into no memory; without the option it is what can be had".to_owned())
+        }
+        size => Ok(size),
+    }
 }
 
 /// A number of things, none of which would make no sense.

@@ -51,7 +51,7 @@ impl Invocation {
             }
         }
         if let Some(name) = &asked.draft_model {
-            let draft = self.open(name)?;
+            let draft = self.open_draft(name)?;
             check_tokenizers(model, &draft)?;
             let own = draft_plan(&draft, &pair.plan)?;
             let request = PlanRequest { draft_bytes: own.model_bytes(), ..*request };
@@ -91,7 +91,7 @@ impl Invocation {
             speculation.head = Some(size - 1);
         }
         if let Some(Draft { model, plan }) = pair.draft {
-            speculation.draft_model = Some(self.load_planned(&model, plan)?);
+            speculation.draft_model = Some(self.load_weights(&model, plan)?);
         }
         Ok(Engine::speculating(runner, speculation)?)
     }

@@ -1,12 +1,14 @@
 //! One run of the program: the options every command has, and the way from a name to a loaded model.
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use checkpoint::{Checkpoint, Warning};
 use engine::{Options, Plan, PlanRequest, Runner, StreamPlan};
 use experts::probe::Choice;
 use hub::Location;
+use machine::memory::Memory;
 use model::DecoderSpec;
 
 use crate::args::{GlobalArgs, StreamExperts};
@@ -74,8 +76,17 @@ impl std::fmt::Display for FewerExperts {
 }
 
 impl Invocation {
-    /// Finds a model by name and reads its headers; what is odd about it is logged.
+    /// Finds a model by name and reads its headers; what is odd about it is logged, or about what is asked of it.
     pub(crate) fn open(&self, name: &str) -> Result<OpenModel> {
+        let model = self.open_draft(name)?;
+        for line in self.vain_options(&model.spec) {
+            tracing::warn!("{name}: {line}");
+        }
+        Ok(model)
+    }
+
+    /// The same for a model whose experts the options do not mean.
+    pub(crate) fn open_draft(&self, name: &str) -> Result<OpenModel> {
         let model = self.open_quietly(name)?;
         for line in warning_lines(&model.checkpoint.warnings()) {
             tracing::warn!("{name}: {line}");
@@ -84,6 +95,31 @@ impl Invocation {
             tracing::warn!("{name}: each token uses {fewer}; answers differ from the model's own");
         }
         Ok(model)
+    }
+
+    /// Options that say something about experts and change nothing for this model.
+    fn vain_options(&self, spec: &DecoderSpec) -> Vec<String> {
+        let global = &self.global;
+        let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token).max();
+        let Some(asked) = asked else {
+            let options = [
+                ("--stream-experts always", global.stream_experts == StreamExperts::Always),
+                ("--expert-cache", global.expert_cache.is_some()),
+                ("--expert-slots", global.expert_slots.is_some()),
+                ("--experts-per-token", global.experts_per_token.is_some()),
+            ];
+            let given = options.iter().filter(|(_, is_given)| *is_given);
+            return given
+                .map(|(option, _)| format!("there are no experts: {option} changes nothing"))
+                .collect();
+        };
+        let more = global.experts_per_token.filter(|&used| used > asked);
+        let line = |used| {
+            format!(
+                "each token uses {asked} experts of a layer: --experts-per-token {used} changes nothing"
+            )
+        };
+        more.map(line).into_iter().collect()
     }
 
     /// Finds the files of a model, or of a part of one.
@@ -184,12 +220,32 @@ impl Invocation {
         options.threads = self.global.threads.unwrap_or(options.threads);
     }
 
-    /// Loads a model as planned, showing a bar, unless it would not fit.
-    pub(crate) fn load_planned(&self, model: &OpenModel, mut plan: Plan) -> Result<Runner> {
+    /// Loads a model as planned, showing a bar, unless it would not fit; records its routing, if that was asked for.
+    pub(crate) fn load_planned(&self, model: &OpenModel, plan: Plan) -> Result<Runner> {
+        let Some(path) = &self.global.record_routing else { return self.load_weights(model, plan) };
+        if plan.fits {
+            check_routing_log(path, &plan)?;
+        }
+        let slots = plan.options.slots.as_ref().map_or(0, |slots| slots.bytes);
+        let fixed_bytes = plan.total_bytes - slots;
+        let runner = self.load_weights(model, plan)?;
+        if let Some(bank) = runner.streamed() {
+            bank.record_routing(path, fixed_bytes)?;
+        }
+        Ok(runner)
+    }
+
+    /// The same for a model whose routing nobody wants to know.
+    pub(crate) fn load_weights(&self, model: &OpenModel, mut plan: Plan) -> Result<Runner> {
         if !plan.fits {
             let [needs, budget] = machine::size::apart(plan.total_bytes, plan.budget_bytes);
             let message = format!("{} needs {needs}, the budget is {budget}", model.name);
             return Err(Advised::with_hints(message, plan.hints).into());
+        }
+        let memory = Memory::read().ok();
+        let asked = self.global.memory.map(|size| size.0);
+        if let Some(line) = memory.and_then(|memory| memory_warning(asked, &memory)) {
+            tracing::warn!("{line}");
         }
         tracing::info!(
             "loading {}: {} threads, {} kernels, context {}",
@@ -222,19 +278,34 @@ impl Invocation {
         let spec = model.spec.clone();
         let runner = Runner::load_spec(&model.checkpoint, spec, &plan.options, &progress);
         bar.finish_and_clear();
-        let runner = runner?;
-        if let Some(path) = &self.global.record_routing {
-            let Some(bank) = runner.streamed() else {
-                let message = "--record-routing records what is read, and nothing is";
-                let hint =
-                    "--stream-experts always reads experts from the disk even if they would fit";
-                return Err(Advised::with_hints(message.to_owned(), vec![hint.to_owned()]).into());
-            };
-            let slots = plan.options.slots.as_ref().map_or(0, |slots| slots.bytes);
-            bank.record_routing(path, plan.total_bytes - slots)?;
-        }
-        Ok(runner)
+        Ok(runner?)
     }
+}
+
+/// Refuses to record what would not come or cannot be written, before gigabytes are loaded.
+fn check_routing_log(path: &Path, plan: &Plan) -> Result<()> {
+    if plan.streaming.is_none() {
+        let message = "--record-routing records what is read, and nothing is";
+        let hint = "--stream-experts always reads experts from the disk even if they would fit";
+        return Err(Advised::new(message, hint).into());
+    }
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A `--memory` that this process cannot have, in words.
+fn memory_warning(asked: Option<u64>, memory: &Memory) -> Option<String> {
+    let limit = memory.limit.as_ref().map_or(u64::MAX, |limit| limit.bytes);
+    let (most, whose) = match limit < memory.total_bytes {
+        true => (limit, "its limit"),
+        false => (memory.total_bytes, "the machine's"),
+    };
+    let asked = asked.filter(|&asked| asked > most)?;
+    Some(format!(
+        "--memory {} is more than there is ({whose} {}): once it is used the system swaps or ends the program",
+        size::bytes(asked),
+        size::bytes(most),
+    ))
 }
 
 /// Notices when the system begins to swap.
@@ -288,8 +359,9 @@ fn mode_lines(
     choice: &Choice,
     asked: bool,
 ) -> Vec<String> {
-    let [even, published] = streaming.hit_rate.map(|rate| 100.0 * rate);
+    let hits = span(streaming.hit_rate.map(|rate| format!("{:.0}", 100.0 * rate)));
     let [most, least] = streaming.read_bytes_per_token.map(size::bytes);
+    let read = span([least, most]);
     // In memory everything takes this and more: longer steps, a longer context.
     let all = plan.total_bytes + plan.would_stream_bytes;
     let budget = size::bytes(plan.budget_bytes);
@@ -313,10 +385,14 @@ fn mode_lines(
             streaming.slots + streaming.staging_slots,
         ),
         format!(
-            "expecting {even:.0}–{published:.0} % of a token's experts in memory, {least}–{most} read for \
-             the rest{disk}"
+            "expecting {hits} % of a token's experts in memory, {read} read for the rest{disk}"
         ),
     ]
+}
+
+/// From one to the other, or one number if both read alike.
+fn span([from, to]: [String; 2]) -> String {
+    if from == to { from } else { format!("{from}–{to}") }
 }
 
 /// How a disk is read.
@@ -349,4 +425,51 @@ pub(crate) fn warning_lines(warnings: &[Warning]) -> Vec<String> {
         lines.push(format!("{first}{others}; the tensors are believed"));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use machine::memory::{Limit, LimitSource};
+
+    use super::*;
+
+    #[test]
+    fn equal_ends_are_one_number() {
+        assert_eq!(span(["0".to_owned(), "0".to_owned()]), "0");
+        assert_eq!(span(["1.0 MB".to_owned(), "1.2 MB".to_owned()]), "1.0 MB–1.2 MB");
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_told() {
+        #[track_caller]
+        fn check(asked: Option<u64>, limit: Option<u64>, expect: Option<&str>) {
+            let limit = limit.map(|bytes| Limit {
+                bytes,
+                used_bytes: 0,
+                file_bytes: 0,
+                source: LimitSource::CgroupV2,
+                path: PathBuf::new(),
+            });
+            let memory = Memory {
+                total_bytes: 8_000_000_000,
+                available_bytes: 0,
+                limit,
+                limit_headroom_bytes: None,
+                swap_total_bytes: 0,
+                swap_free_bytes: 0,
+            };
+            let line = memory_warning(asked, &memory);
+            assert_eq!(line.is_some(), expect.is_some(), "{line:?}");
+            assert!(line.unwrap_or_default().contains(expect.unwrap_or_default()));
+        }
+        check(None, Some(1), None);
+        check(Some(8_000_000_000), None, None);
+        check(
+            Some(9_000_000_000),
+            None,
+            Some("9.0 GB is more than there is (the machine's 8.0 GB)"),
+        );
+        check(Some(5_000_000_000), Some(6_000_000_000), None);
+        check(Some(7_000_000_000), Some(6_000_000_000), Some("(its limit 6.0 GB)"));
+    }
 }

@@ -129,6 +129,10 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
         Error::Experts(experts::Error::TooFewSlots { needed, .. }) => Some(format!(
             "--expert-slots {needed} is the least; without the option there are as many as fit"
         )),
+        Error::Experts(experts::Error::TooLittleCache { needed_bytes, .. }) => Some(format!(
+            "--expert-cache {}M is the least; without the option it is what is left of --memory",
+            needed_bytes.div_ceil(1 << 20)
+        )),
         Error::Model(model::Error::Checkpoint(error)) | Error::Checkpoint(error) => {
             checkpoint_hint(error)
         }

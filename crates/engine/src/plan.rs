@@ -280,7 +280,7 @@ impl<'a> Planner<'a> {
         let slots = match (self.request.expert_slots, self.request.expert_cache_bytes) {
             (Some(count), _) => Some(geometry.with_total(count)?),
             (None, Some(bytes)) => {
-                Some(geometry.fit(bytes).ok_or_else(|| too_few(geometry, bytes))?)
+                Some(geometry.fit(bytes).ok_or_else(|| too_little(geometry, bytes))?)
             }
             (None, None) => geometry.fit(left),
         };
@@ -508,13 +508,9 @@ impl<'a> Planner<'a> {
 }
 
 /// Memory for experts that holds not even one token's of one layer.
-fn too_few(geometry: &Geometry, bytes: u64) -> experts::Error {
-    let classes = geometry.classes().iter();
-    let largest = classes.clone().map(|class| class.slot_bytes as u64).max().unwrap_or(1);
-    let needed = classes.map(|class| class.experts_per_token).sum::<usize>();
-    // By count alone it may look enough, if sizes differ.
-    let slots = ((bytes / largest) as usize).min(needed.saturating_sub(1));
-    experts::Error::TooFewSlots { slots, needed }
+fn too_little(geometry: &Geometry, bytes: u64) -> experts::Error {
+    let needed = geometry.classes().iter().map(|class| class.experts_per_token).sum();
+    experts::Error::TooLittleCache { bytes, needed, needed_bytes: geometry.least_bytes() }
 }
 
 /// A size a person would type.

@@ -257,7 +257,7 @@ fn too_small_a_cache_is_refused() {
     for model in [PEBBLE, MIXED] {
         let request = PlanRequest { expert_cache_bytes: Some(9000), ..request(u64::MAX) };
         let error = Plan::new(&spec(model), &request).expect_err("too few").to_string();
-        assert!(error.contains("expert slots are too few: a token needs 4"), "{error}");
+        assert!(error.contains("9.0 kB for experts is too little: a token needs 4"), "{error}");
     }
 }
 

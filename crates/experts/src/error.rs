@@ -61,6 +61,20 @@ pub enum Error {
         /// Slots a token needs.
         needed: usize,
     },
+    /// Memory for experts that holds less than one token's of one layer.
+    #[error(
+        "{} for experts is too little: a token needs {needed} of a layer at once, {}",
+        machine::size::bytes(*bytes),
+        machine::size::bytes(*needed_bytes)
+    )]
+    TooLittleCache {
+        /// The memory there is.
+        bytes: u64,
+        /// Experts a token needs.
+        needed: usize,
+        /// What they take.
+        needed_bytes: u64,
+    },
     /// A routing log that cannot be read.
     #[error("line {line} of the routing log: {problem}")]
     Log {

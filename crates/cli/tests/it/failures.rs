@@ -25,6 +25,57 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
 }
 
 #[test]
+fn sizes_and_numbers_of_experts_that_make_no_sense_are_told() {
+    let home = Home::new();
+    home.copy_model("testdata/models/llama-4bit");
+    for option in ["--memory", "--expert-cache"] {
+        let stderr = home.run(&["plan", option, "0"]).bad(2);
+        assert_has(
+            &stderr,
+            &["invalid value '0'", "nothing fits into no memory; without the option"],
+        );
+    }
+    let stderr = home.run(&["plan", "pebble", "--expert-cache", "9k"]).bad(1);
+    assert_has(
+        &stderr,
+        &["9.2 kB for experts is too little: a token needs 4", "hint: --expert-cache 1M"],
+    );
+    let warning = |arguments: &[&str]| {
+        let ran = home.run(&[&["plan"], arguments].concat());
+        let stderr = ran.stderr.clone();
+        ran.good();
+        stderr
+    };
+    let stderr = warning(&["pebble", "--experts-per-token", "5"]);
+    assert_has(
+        &stderr,
+        &["each token uses 4 experts of a layer: --experts-per-token 5 changes nothing"],
+    );
+    assert_eq!(warning(&["pebble", "--experts-per-token", "4"]), "");
+    let stderr = warning(&["./model", "--stream-experts", "always"]);
+    assert_has(&stderr, &["there are no experts: --stream-experts always changes nothing"]);
+    // Only once the memory would be taken.
+    let much = ["pebble", "hi", "--max-tokens", "1", "--memory", "900TB"];
+    let ran = home.run(&[&["run"], &much[..]].concat());
+    assert_has(&ran.stderr, &["--memory 900.0 TB is more than there is"]);
+    ran.good();
+}
+
+#[test]
+fn a_routing_log_that_cannot_be_written_is_told_before_loading() {
+    let home = Home::new();
+    let run = |more: &[&str]| {
+        home.run(&[&["run", "pebble", "hi", "-v", "--record-routing"], more].concat())
+    };
+    let stderr = run(&["no/such/folder.log", "--expert-slots", "64"]).bad(1);
+    assert_has(&stderr, &["error: cannot write no/such/folder.log\n", "caused by: "]);
+    assert!(!stderr.contains("loading"), "{stderr}");
+    let stderr = run(&["routing.log"]).bad(1);
+    assert_has(&stderr, &["error: --record-routing records what is read, and nothing is"]);
+    assert!(!stderr.contains("loading"), "{stderr}");
+}
+
+#[test]
 fn of_two_heads_it_says_which_to_leave_out() {
     let home = Home::new();
     for arguments in [["plan", "--mtp", "--dflash"], ["plan", "--dflash=pebble-dflash", "--mtp"]] {
