@@ -6,6 +6,7 @@
 
 mod aarch64;
 mod environment;
+mod limit;
 mod reference;
 mod stages;
 mod tally;
@@ -29,9 +30,9 @@ tasks:
   help                             this text
 
 stages of test, in order:
-  fmt clippy tidy test doc reference aarch64 targets
+  fmt clippy tidy test doc reference aarch64 targets limit
 
---long adds the slow tests (it sets MILLSTREAM_LONG_TESTS=1).
+--long adds the slow tests (it sets MILLSTREAM_LONG_TESTS=1) and the stage `limit`: 7 GB of disk, root.
 ";
 
 fn main() -> ExitCode {
@@ -73,7 +74,7 @@ fn misused() -> ExitCode {
 /// `None` when an option or a stage is unknown.
 fn test_options(arguments: &[&str]) -> Option<Options> {
     let mut options = Options { long: false, stages: Stage::ALL.to_vec() };
-    let mut rest = arguments.iter();
+    let (mut rest, mut is_named) = (arguments.iter(), false);
     while let Some(argument) = rest.next() {
         match *argument {
             "--long" => options.long = true,
@@ -83,9 +84,13 @@ fn test_options(arguments: &[&str]) -> Option<Options> {
                     return None;
                 }
                 options.stages.retain(|stage| wanted.contains(&stage.name()));
+                is_named = true;
             }
             _ => return None,
         }
+    }
+    if !options.long && !is_named {
+        options.stages.retain(|stage| !stage.is_slow());
     }
     Some(options)
 }
@@ -115,8 +120,12 @@ mod tests {
     #[test]
     fn options_choose_stages_in_their_fixed_order() {
         check(&[], Some((false, "fmt clippy tidy test doc reference aarch64 targets")));
-        check(&["--long"], Some((true, "fmt clippy tidy test doc reference aarch64 targets")));
+        check(
+            &["--long"],
+            Some((true, "fmt clippy tidy test doc reference aarch64 targets limit")),
+        );
         check(&["--only", "test,fmt"], Some((false, "fmt test")));
+        check(&["--only", "limit"], Some((false, "limit")));
         check(&["--only", "tests"], None);
         check(&["--only"], None);
         check(&["--quick"], None);

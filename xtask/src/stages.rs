@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::environment::TestEnvironment;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, find_program, run as run_command};
-use crate::{aarch64, reference, targets, tidy};
+use crate::{aarch64, limit, reference, targets, tidy};
 
 /// What `cargo xtask test` was asked to do.
 pub(crate) struct Options {
@@ -32,6 +32,7 @@ pub(crate) enum Stage {
     Reference,
     Aarch64,
     Targets,
+    Limit,
 }
 
 /// How a stage ended that did not fail.
@@ -44,7 +45,7 @@ pub(crate) enum Outcome {
 }
 
 impl Stage {
-    pub(crate) const ALL: [Stage; 8] = [
+    pub(crate) const ALL: [Stage; 9] = [
         Stage::Fmt,
         Stage::Clippy,
         Stage::Tidy,
@@ -53,6 +54,7 @@ impl Stage {
         Stage::Reference,
         Stage::Aarch64,
         Stage::Targets,
+        Stage::Limit,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -65,12 +67,18 @@ impl Stage {
             Stage::Reference => "reference",
             Stage::Aarch64 => "aarch64",
             Stage::Targets => "targets",
+            Stage::Limit => "limit",
         }
     }
 
     /// Whether it runs tests, so that totals mean something.
     fn counts(self) -> bool {
         matches!(self, Stage::Test | Stage::Aarch64)
+    }
+
+    /// Whether it runs only if the slow tests do, or if it is named.
+    pub(crate) fn is_slow(self) -> bool {
+        self == Stage::Limit
     }
 
     fn run(self, workspace: &Workspace, options: &Options, tally: &mut Tally) -> Result<Outcome> {
@@ -104,6 +112,7 @@ impl Stage {
                 need_component("clippy-driver")?;
                 return targets::run(workspace);
             }
+            Stage::Limit => return limit::run(workspace),
         }
         Ok(Outcome::Passed)
     }
