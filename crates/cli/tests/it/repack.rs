@@ -1,10 +1,18 @@
 //! `repack`: the copy computes the same, is finished after a fall, and is used without asking.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::{Home, assert_has};
+use checkpoint::Checkpoint;
+use engine::{Options, Plan, PlanRequest, Runner, Streaming};
+use experts::Device;
+use experts::device::{Access, Files};
+use experts::reader::{Method, Queue};
+use model::{DecoderSpec, Logits};
+
+use super::{Home, assert_has, repository};
 
 const TOKENS: &str = "1 2 3 40 5 60 7 80 9 100 11 12";
 
@@ -50,33 +58,100 @@ fn cached_model(home: &Home, model: &str) -> PathBuf {
 
 const USUAL: &str = ".cache/millstream/repacked/org--repo";
 
+/// Every model in testdata that has experts, and Pebble.
+fn models() -> Vec<PathBuf> {
+    let folders = fs::read_dir(repository("testdata/models")).unwrap();
+    let mut models: Vec<PathBuf> = folders.map(|entry| entry.unwrap().path()).collect();
+    models.retain(|folder| spec(folder).1.moe_layers().next().is_some());
+    models.push(repository("models/pebble"));
+    models.sort();
+    assert!(models.len() > 20 && models.iter().any(|model| model.ends_with("gemma4-4bit")));
+    models
+}
+
+fn spec(folder: &Path) -> (Checkpoint, DecoderSpec) {
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let spec = model::arch::spec(&checkpoint).unwrap();
+    (checkpoint, spec)
+}
+
+/// Numbers of slots from one layer's top k, of each size of expert, to nearly all experts.
+fn slot_counts(spec: &DecoderSpec) -> [usize; 3] {
+    let layers = || spec.moe_layers().map(|(_, moe)| moe);
+    let sizes: BTreeSet<u64> = layers().map(|moe| moe.experts.bytes_per_expert()).collect();
+    let least = layers().map(|moe| moe.experts_per_token).max().unwrap() * sizes.len();
+    let all: usize = layers().map(|moe| moe.experts.experts()).sum();
+    [least, least.max(all / 3), least.max(all * 2 / 3)]
+}
+
+/// The logits of a prompt and of so many tokens that follow greedily, and the tokens. Inside this process: the
+/// program would try the disk anew for every number of slots.
+fn answer(folder: &Path, slots: Option<usize>, greedy: usize) -> (Vec<u32>, Vec<u32>) {
+    let (checkpoint, spec) = spec(folder);
+    let streaming = if slots.is_some() { Streaming::Always } else { Streaming::Never };
+    let (context, chunk) = (Some(256), Some(64));
+    let request =
+        PlanRequest { context, chunk, expert_slots: slots, streaming, ..PlanRequest::default() };
+    let options = Options { threads: 2, ..Plan::new(&spec, &request).unwrap().options };
+    let device = slots.map(|_| {
+        let files = Files::open(&checkpoint, Access::Buffered).unwrap();
+        (Arc::new(files) as Arc<dyn Device>, Method { queue: Queue::Threads, depth: 4 })
+    });
+    let prompt: Vec<u32> = (0..100).map(|i: u32| i * 7919 % spec.vocab as u32).collect();
+    let mut runner = Runner::load_from(&checkpoint, spec, &options, device, &|_, _| {}).unwrap();
+    let mut sequence = runner.sequence().unwrap();
+    let (mut logits, mut said, mut next) = (Vec::new(), Vec::new(), prompt);
+    for _ in 0..=greedy {
+        let mut best = (0, f32::NEG_INFINITY);
+        runner
+            .feed(&mut sequence, &next, Logits::Last, |_, values| {
+                logits.extend(values.iter().map(|value| value.to_bits()));
+                for (token, &value) in values.iter().enumerate() {
+                    best = if value > best.1 { (token as u32, value) } else { best };
+                }
+            })
+            .unwrap();
+        said.push(best.0);
+        next = vec![best.0];
+    }
+    (logits, said)
+}
+
 #[test]
 fn a_copy_computes_the_same_whatever_the_layout() {
-    for model in [
-        "mixtral-f32",
-        "mixtral-mixed",
-        "qwen3_moe-f32",
-        "qwen3_moe-4bit",
-        "qwen3_moe-mixed",
-        "qwen3_moe-mxfp4",
-        "qwen3_moe-8bit",
-        "qwen3_5_moe-vl-bf16",
-        "qwen3_next-4bit",
-        "gpt_oss-published",
-        "gpt_oss-mxfp4-q8",
-    ] {
+    let is_long = std::env::var_os("MILLSTREAM_LONG_TESTS").is_some();
+    for model in models() {
         let home = Home::new();
-        home.copy_model(&format!("testdata/models/{model}"));
-        let ran = home.run(&["repack", "./model", "copy"]);
+        let copy = home.path().join("copy");
+        let ran = home.run(&["repack", model.to_str().unwrap(), "copy"]);
         assert_has(&ran.stderr, &["copy: ", " experts of ", " layers, "]);
         assert_eq!(ran.good(), "");
-        let plain = logits(&home, "./model");
-        assert!(plain == logits(&home, "./copy"), "{model}");
-        // Streamed too, with as few slots as a model of two sizes of experts can have.
-        assert!(plain == streamed_logits(&home, "./model"), "{model}");
-        assert!(plain == streamed_logits(&home, "./copy"), "{model}");
-        assert_eq!(home.run(&["show", "./copy"]).stderr, "", "{model}");
+        let name = model.file_name().unwrap().to_str().unwrap();
+        let greedy = if is_long || name == "pebble" { 64 } else { 12 };
+        let plain = answer(&model, None, greedy);
+        assert!(plain == answer(&copy, None, greedy), "{name}");
+        let counts = slot_counts(&spec(&copy).1);
+        for &count in if is_long { &counts[..] } else { &counts[..2] } {
+            assert!(plain == answer(&copy, Some(count), greedy), "{name} with {count} slots");
+        }
+        if is_long || name == "pebble" {
+            // As it lies, too; the other models are looked at where nothing is repacked.
+            assert!(plain == answer(&model, Some(counts[0]), greedy), "{name}");
+        }
+        assert_eq!(home.run(&["show", "./copy"]).stderr, "", "{name}");
     }
+}
+
+#[test]
+fn the_program_streams_a_copy_as_it_streams_the_model() {
+    let home = Home::new();
+    home.copy_model("testdata/models/qwen3_moe-mixed");
+    home.run(&["repack", "./model", "copy"]).good();
+    let plain = logits(&home, "./model");
+    assert!(plain == logits(&home, "./copy"));
+    // With as few slots as a model of two sizes of experts can have.
+    assert!(plain == streamed_logits(&home, "./model"));
+    assert!(plain == streamed_logits(&home, "./copy"));
 }
 
 #[test]
