@@ -231,6 +231,19 @@ fn logits_without_their_cap() {
 }
 
 #[test]
+fn a_cap_of_nothing_is_refused() {
+    for (case, cap) in
+        [("gemma4-f32", json!(0)), ("gemma4-f32", json!(-5.0)), ("gemma3-f32", json!(0.0))]
+    {
+        let mut model = Model::open(case);
+        model.text()["final_logit_softcapping"] = cap;
+        let error =
+            model::arch::spec(&model.checkpoint()).expect_err("a cap of nothing").to_string();
+        assert!(error.contains("`final_logit_softcapping` is "), "{error}");
+    }
+}
+
+#[test]
 fn one_added_to_norms() {
     for ending in ["layernorm.weight", "layernorm_1.weight", "layernorm_2.weight", "q_norm.weight"]
     {

@@ -1,7 +1,7 @@
 //! Gemma 3: sliding layers and every sixth one without a window, each kind with a rotation of its own; norms on
 //! both sides of each half, stored minus one; scaled embeddings that are the output head too.
 
-use crate::blocks::gemma::{FULL, Kinds, SLIDING, activation, embed_scale, layer};
+use crate::blocks::gemma::{FULL, Kinds, SLIDING, activation, embed_scale, layer, logit_softcap};
 use crate::blocks::{Attention, Frame, attention, check_heads, decoder, gated};
 use crate::rope::{rope, rope_of_kind};
 use crate::spec::FeedForwardSpec;
@@ -49,7 +49,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     let layers = (0..frame_of.layers).map(layer).collect::<Result<_>>()?;
     Ok(DecoderSpec {
         embed_scale: embed_scale(tensors, frame_of.hidden),
-        softcap: config.f64("final_logit_softcapping").map(|cap| cap as f32),
+        softcap: logit_softcap(tensors)?,
         ..decoder(tensors, &frame_of, layers)?
     })
 }

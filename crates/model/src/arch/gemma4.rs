@@ -5,7 +5,7 @@
 
 use compute::RoutingScheme;
 
-use crate::blocks::gemma::{FULL, Kinds, SLIDING, activation, embed_scale, layer};
+use crate::blocks::gemma::{FULL, Kinds, SLIDING, activation, embed_scale, layer, logit_softcap};
 use crate::blocks::{Attention, Frame, Values, attention, check_heads, decoder, gated};
 use crate::rope::rope_of_kind;
 use crate::spec::{
@@ -68,7 +68,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     Ok(DecoderSpec {
         embed_scale: embed_scale(tensors, frame_of.hidden),
         per_layer: per_layer(tensors, &frame_of, width)?,
-        softcap: config.f64("final_logit_softcapping").map(|cap| cap as f32),
+        softcap: logit_softcap(tensors)?,
         ..decoder(tensors, &frame_of, layers)?
     })
 }

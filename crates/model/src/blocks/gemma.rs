@@ -50,6 +50,19 @@ pub(crate) fn embed_scale(tensors: &Tensors<'_>, width: usize) -> f32 {
     }
 }
 
+/// The bound that logits are pressed into, if there is one. Zero is none: references divide by it, and every logit
+/// becomes zero or no number.
+pub(crate) fn logit_softcap(tensors: &Tensors<'_>) -> Result<Option<f32>> {
+    let key = "final_logit_softcapping";
+    match tensors.checkpoint().config().f64(key) {
+        Some(cap) if !(cap > 0.0 && cap.is_finite()) => {
+            let expected = "a number above zero, or null for logits without a cap".to_owned();
+            Err(Error::Config { key, expected, got: cap.to_string() })
+        }
+        cap => Ok(cap.map(|cap| cap as f32)),
+    }
+}
+
 /// The activation of the feed-forward layers: `hidden_activation`, which all published models have the same.
 pub(crate) fn activation(tensors: &Tensors<'_>) -> Result<Activation> {
     let config = tensors.checkpoint().config();
