@@ -125,8 +125,8 @@ pub fn choose(
         if let Some(device) = &direct {
             course.try_direct(device)?;
         }
-        // Beside direct reads one buffered trial is enough: it would have to win by far.
-        if direct.is_none() || turn == 0 {
+        // Beside direct reads one buffered trial is enough, if there is time for it: it would have to win by far.
+        if direct.is_none() || (turn == 0 && Instant::now() < deadline) {
             let depths = match decide(&course.tried) {
                 Some(best) if direct.is_some() => &[course.tried[best].method.depth][..],
                 _ => &DEPTHS[..],

@@ -115,7 +115,7 @@ fn measure_bandwidth(facts: &Facts, threads: usize) -> Result<f64> {
     Ok(machine::probe::read_bandwidth(threads, machine::probe::buffer_bytes(facts))?)
 }
 
-/// One prompt and one answer, and what was seen of reads meanwhile. Tokens are drawn at random, so that
+/// One prompt and one answer, and for a trace what was seen of reads meanwhile. Tokens are drawn at random, so that
 /// routing does not settle on the experts of a repeated token; each repeat draws others, which the cache of
 /// experts does not know yet.
 fn measure(
@@ -167,7 +167,8 @@ fn measure(
         peak_bytes,
         streamed,
     };
-    Ok((run, stopped))
+    // Nobody else wants it, and it takes memory.
+    Ok((run, stopped.filter(|_| args.trace.is_some())))
 }
 
 fn print(report: &Report, args: &BenchArgs) -> Result<()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use checkpoint::FileIndex;
 use experts::device::{ALIGNMENT, Access, Device, Fault, Faulty, Rule};
-use experts::probe::{DEPTHS, Sample, choose, throughput};
+use experts::probe::{DEPTHS, Sample, Trial, choose, throughput};
 use experts::reader::Queue;
 use experts::{Error, Result};
 use machine::pages::Pages;
@@ -93,7 +93,7 @@ fn reads_from_memory_are_not_taken_for_a_fast_disk() {
     };
     for drops in [false, true] {
         let way = |access| Ok(cached(access, drops));
-        let budget = Duration::from_secs(2);
+        let budget = Duration::from_secs(1);
         let choice = choose(&way, &samples(), &mut scratch(), budget).unwrap();
         assert_eq!(choice.access, Access::Direct, "{choice}");
         let buffered = choice.tried.iter().find(|trial| trial.access == Access::Buffered).unwrap();
@@ -133,9 +133,14 @@ fn a_file_that_was_just_read_is_dropped_from_memory_before_it_is_timed() {
     std::fs::read(&paths[0]).unwrap();
     let way = |access| Ok(open(&paths, access).unwrap());
     let mut scratch = Pages::new(16 << 20).unwrap();
-    let choice = choose(&way, &samples, &mut scratch, Duration::from_millis(400)).unwrap();
-    let tried: Vec<Access> = choice.tried.iter().map(|trial| trial.access).collect();
-    assert!(tried.contains(&Access::Direct) && tried.contains(&Access::Buffered), "{choice}");
+    let choice = choose(&way, &samples, &mut scratch, Duration::from_secs(1)).unwrap();
+    assert!(choice.tried.iter().any(|trial| trial.access == Access::Direct), "{choice}");
+    // A slow machine has no time left for it. If it was timed, then not what was in memory: that is gone, but for what
+    // asking has brought.
+    let is_timed = |trial: &Trial| trial.access == Access::Buffered && trial.outcome.is_ok();
+    if choice.tried.iter().any(is_timed) {
+        assert!(cached() < samples.len(), "{choice}");
+    }
 }
 
 #[test]
