@@ -25,7 +25,7 @@ usage: cargo xtask TASK
 
 tasks:
   test [--long] [--only STAGE,…]   every check, stopping at the first stage that fails
-  tidy                             what the compiler does not check: arrows, heads, names, paths, sizes
+  tidy                             what the compiler does not check: arrows, heads, names, sizes, locks
   reference                        write docs/reference anew from the program
   help                             this text
 

@@ -7,12 +7,14 @@
 mod arrows;
 mod code;
 mod lines;
+mod lock;
 mod sizes;
 mod source;
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::fail_when_any;
 use crate::workspace::{Workspace, ask};
@@ -33,6 +35,9 @@ impl Finding {
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let paths = files(workspace)?;
     let mut findings = arrows::check(&workspace.metadata);
+    let lock = std::fs::read_to_string(workspace.root.join(lock::PATH))
+        .with_context(|| format!("cannot read {}", lock::PATH))?;
+    findings.extend(lock::check(&lock, &fuzz_metadata(workspace)?, &workspace.metadata));
     let mut file_sizes = Vec::new();
     for path in &paths {
         let file = workspace.root.join(path);
@@ -66,6 +71,15 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     fail_when_any(error_count, "untidy thing")?;
     println!("tidy: {} files, nothing untidy", file_sizes.len());
     Ok(())
+}
+
+/// What the fuzz targets depend on. Nothing is resolved, so neither a network nor a nightly is needed.
+fn fuzz_metadata(workspace: &Workspace) -> Result<Value> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["metadata", "--no-deps", "--format-version", "1"]);
+    cargo.args(["--manifest-path", "fuzz/Cargo.toml"]);
+    let answer = ask(&mut cargo).context("cargo metadata failed for fuzz/Cargo.toml")?;
+    Ok(serde_json::from_str(&answer)?)
 }
 
 /// Paths relative to the root, with forward slashes.
