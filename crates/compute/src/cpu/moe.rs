@@ -6,6 +6,8 @@
 //! that are in memory come first, and those on their way as they land.
 
 mod expert;
+#[cfg(test)]
+mod reference_tests;
 
 pub(crate) use expert::glu;
 

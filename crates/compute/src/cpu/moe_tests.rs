@@ -1,5 +1,5 @@
-//! Tests of `moe.rs`: who wants which expert, where rows are drafted. What the op computes is tested with
-//! whole models.
+//! Tests of `moe.rs`: who wants which expert, where rows are drafted. `moe/reference_tests.rs` has what the op
+//! computes.
 
 use super::*;
 
