@@ -6,6 +6,7 @@
 //! added in halves with a short stack, so the bits equal those of the row-wise kernels.
 
 mod amx;
+mod panel;
 mod vnni;
 
 use std::arch::x86_64::*;
@@ -15,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use machine::cpu::Isa;
 
-use super::dot::{Codes, FP4_CODES, FP4_ZERO, Row, Target, expand_avx512, unpack_codes};
+use self::panel::{Panel, transpose};
+use super::dot::{Codes, FP4_ZERO, Target};
 use super::quantise::{Activations, BLOCK, LANE_BLOCKS, split};
 use crate::weight::Matrix;
 
@@ -205,18 +207,6 @@ fn pack_block(values: &[i16; BLOCK], planes: &mut [i8], token: usize, order: Ord
     }
 }
 
-/// Codes of up to 32 weight rows in the layout of the left-hand tiles, and their scales as floats.
-#[derive(Default)]
-struct Panel {
-    /// [visit][row][32 bytes]
-    codes: Vec<u8>,
-    /// [visit][row]
-    scales: Vec<f32>,
-    biases: Vec<f32>,
-    fp4: bool,
-    biased: bool,
-}
-
 thread_local! {
     /// Grows to the widest weight once and is kept.
     static PANEL: RefCell<Panel> = RefCell::new(Panel::default());
@@ -266,103 +256,6 @@ pub(crate) unsafe fn multiply_rows(
 }
 
 impl Panel {
-    /// # Safety
-    /// The machine must have AVX-512.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-    unsafe fn unpack(&mut self, w: &Matrix<'_>, first: usize, count: usize) {
-        let blocks = w.cols.div_ceil(BLOCK);
-        let visits = Visits::new(blocks);
-        self.codes.resize(blocks * ROWS * BLOCK, 0);
-        self.scales.resize(blocks * ROWS, 0.0);
-        self.biases.resize(blocks * ROWS, 0.0);
-        if count < ROWS {
-            self.codes.fill(0);
-            self.scales.fill(0.0);
-            self.biases.fill(0.0);
-        }
-        let sample = Row::new(w, first);
-        self.fp4 = sample.packing == Codes::Fp4;
-        self.biased = !sample.biases.is_empty();
-        for start in (0..count).step_by(16) {
-            let rows = first + start..first + count.min(start + 16);
-            unpack_scales(w, rows.clone(), &visits, |row| row.scales, &mut self.scales[start..]);
-            if self.biased {
-                unpack_scales(w, rows, &visits, |row| row.biases, &mut self.biases[start..]);
-            }
-        }
-        if matches!(sample.packing, Codes::Nibbles | Codes::Fp4) {
-            // SAFETY: as promised.
-            unsafe { self.unpack_nibbles(w, first, count, &visits) };
-            return;
-        }
-        let block_bytes = w.encoding.row_bytes(w.cols) / blocks;
-        for r in 0..count {
-            let row = Row::new(w, first + r);
-            for block in 0..blocks {
-                let to = &mut self.codes[(visits.of(block) * ROWS + r) * BLOCK..][..BLOCK];
-                unpack_codes(row.packing, &row.codes[block * block_bytes..], to);
-            }
-        }
-    }
-
-    /// # Safety
-    /// The machine must have AVX-512 BW.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn unpack_nibbles(
-        &mut self,
-        w: &Matrix<'_>,
-        first: usize,
-        count: usize,
-        visits: &Visits,
-    ) {
-        let row_bytes = w.encoding.row_bytes(w.cols);
-        let mask = _mm512_set1_epi8(15);
-        let low_pairs = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-        let high_pairs = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-        // SAFETY: sixteen bytes of a constant.
-        let table = unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(FP4_CODES.as_ptr().cast())) };
-        // Four blocks of one row are 64 bytes of codes.
-        for quad in 0..w.cols.div_ceil(4 * BLOCK) {
-            let bytes = 64.min(row_bytes - quad * 64);
-            let valid = if bytes == 64 { u64::MAX } else { (1u64 << bytes) - 1 };
-            let mut visit = [0; 4];
-            for (block, visit) in visit.iter_mut().enumerate().take(bytes / 16) {
-                *visit = visits.of(quad * 4 + block);
-            }
-            for r in 0..count {
-                let from = &w.codes[(first + r) * row_bytes + quad * 64..][..bytes];
-                // SAFETY: the mask keeps the load within `from`; the stores below go to blocks
-                // that exist (a block is 16 bytes of codes).
-                unsafe {
-                    _mm_prefetch::<_MM_HINT_T0>(
-                        from.as_ptr().wrapping_add(ROWS * row_bytes).cast(),
-                    );
-                    let packed = _mm512_maskz_loadu_epi8(valid, from.as_ptr().cast());
-                    let mut even = _mm512_and_si512(packed, mask);
-                    let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
-                    if self.fp4 {
-                        even = _mm512_shuffle_epi8(table, even);
-                        odd = _mm512_shuffle_epi8(table, odd);
-                    }
-                    let pairs = [
-                        _mm512_permutex2var_epi64(even, low_pairs, odd),
-                        _mm512_permutex2var_epi64(even, high_pairs, odd),
-                    ];
-                    for block in 0..bytes / 16 {
-                        let pair = pairs[block / 2];
-                        let half = if block % 2 == 0 {
-                            _mm512_castsi512_si256(pair)
-                        } else {
-                            _mm512_extracti64x4_epi64::<1>(pair)
-                        };
-                        let to = self.codes.as_mut_ptr().add((visit[block] * ROWS + r) * BLOCK);
-                        _mm256_storeu_si256(to.cast(), half);
-                    }
-                }
-            }
-        }
-    }
-
     /// The products of the panel's 32 rows with a tile: [token][row].
     ///
     /// # Safety
@@ -498,139 +391,6 @@ impl Integers {
 #[repr(C, align(64))]
 struct Sums([[[f32; TOKENS]; ROWS]; 5]);
 
-/// Scales (or biases) of up to 16 rows as floats: [visit][32 rows].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-fn unpack_scales(
-    w: &Matrix<'_>,
-    rows: std::ops::Range<usize>,
-    visits: &Visits,
-    part: for<'a> fn(&Row<'a>) -> &'a [u8],
-    to: &mut [f32],
-) {
-    let sample = Row::new(w, rows.start);
-    let (kind, group) = (sample.kind, sample.group);
-    let size = sample.chunk_scales() * sample.scale_size();
-    let mut parts: [&[u8]; 16] = [&[]; 16];
-    for (bytes, index) in parts.iter_mut().zip(rows.clone()) {
-        *bytes = part(&Row::new(w, index));
-    }
-    for chunk in 0..visits.blocks.div_ceil(LANE_BLOCKS) {
-        let mut square = [[0.0f32; 16]; 16];
-        for (values, bytes) in square.iter_mut().zip(&parts[..rows.len()]) {
-            let from = &bytes[chunk * size..];
-            let mut padded = [0u8; LANE_BLOCKS * 4];
-            let whole = if from.len() >= size {
-                &from[..size]
-            } else {
-                padded[..from.len()].copy_from_slice(from);
-                &padded[..size]
-            };
-            let wide = expand_avx512(kind, group, whole);
-            // SAFETY: sixteen floats.
-            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), wide) };
-        }
-        // SAFETY: AVX-512 is there.
-        let turned = unsafe { transpose(&square) };
-        let blocks = (visits.blocks - chunk * LANE_BLOCKS).min(LANE_BLOCKS);
-        for (block, values) in turned.iter().enumerate().take(blocks) {
-            let at = visits.of(chunk * LANE_BLOCKS + block) * ROWS;
-            to[at..at + rows.len()].copy_from_slice(&values[..rows.len()]);
-        }
-    }
-}
-
-/// 16 × 16 transpose.
-///
-/// # Safety
-/// The machine must have AVX-512.
-#[target_feature(enable = "avx512f")]
-unsafe fn transpose(from: &[[f32; 16]; 16]) -> [[f32; 16]; 16] {
-    // SAFETY: sixteen rows of sixteen floats.
-    unsafe {
-        let r: [__m512; 16] = std::array::from_fn(|i| _mm512_loadu_ps(from[i].as_ptr()));
-        let mut t = [_mm512_setzero_ps(); 16];
-        for i in 0..8 {
-            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-        }
-        let pd = |x| _mm512_castps_pd(x);
-        let mut u = [_mm512_setzero_ps(); 16];
-        for i in 0..4 {
-            let [a, b, c, d] = [t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]];
-            u[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(a), pd(c)));
-            u[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(a), pd(c)));
-            u[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(b), pd(d)));
-            u[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(b), pd(d)));
-        }
-        // u[4g + j]: 128-bit lane k holds column 4k + j of rows 4g..4g + 4.
-        let mut out = [[0.0f32; 16]; 16];
-        for j in 0..4 {
-            let a = _mm512_shuffle_f32x4::<0x88>(u[j], u[4 + j]);
-            let b = _mm512_shuffle_f32x4::<0xdd>(u[j], u[4 + j]);
-            let c = _mm512_shuffle_f32x4::<0x88>(u[8 + j], u[12 + j]);
-            let d = _mm512_shuffle_f32x4::<0xdd>(u[8 + j], u[12 + j]);
-            _mm512_storeu_ps(out[j].as_mut_ptr(), _mm512_shuffle_f32x4::<0x88>(a, c));
-            _mm512_storeu_ps(out[8 + j].as_mut_ptr(), _mm512_shuffle_f32x4::<0xdd>(a, c));
-            _mm512_storeu_ps(out[4 + j].as_mut_ptr(), _mm512_shuffle_f32x4::<0x88>(b, d));
-            _mm512_storeu_ps(out[12 + j].as_mut_ptr(), _mm512_shuffle_f32x4::<0xdd>(b, d));
-        }
-        out
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::super::dot::tests::{Random, encodings, random_weight};
-    use super::super::dot::{Rows, multiply_rows as by_rows, packing};
-    use super::*;
-
-    #[test]
-    fn tiles_equal_rows_to_the_bit() {
-        if !machine::cpu::supports(Isa::Avx512) {
-            println!("skipped: this machine has neither AVX-512 VNNI nor AMX");
-            return;
-        }
-        let mut random = Random(11);
-        for encoding in encodings().into_iter().filter(|e| e.is_integer()) {
-            for (rows, cols, x_rows) in [(32, 512, 16), (70, 1152, 21), (5, 128, 3), (33, 2048, 40)]
-            {
-                let w = random_weight(rows, cols, encoding, random.next());
-                let mut a = Activations::default();
-                a.resize(Isa::Avx512, x_rows, cols, true);
-                for r in 0..x_rows {
-                    let x: Vec<f32> = (0..cols).map(|_| random.float()).collect();
-                    a.fill(Isa::Avx512, r, &x);
-                }
-                let mut want = vec![0.0; rows * x_rows];
-                let order = Order::of(packing(encoding).0);
-                let outputs: Vec<u32> = (0..x_rows as u32).rev().collect();
-                let tiles: Vec<Tile> = outputs
-                    .chunks(TOKENS)
-                    .map(|rows| {
-                        let mut tile = Tile::default();
-                        tile.pack(&a, rows, order);
-                        tile
-                    })
-                    .collect();
-                // SAFETY: both outputs have room for every row.
-                unsafe {
-                    let target = |start| Target { start, stride: rows, column: 0 };
-                    let both = Rows { inputs: &outputs, outputs: &outputs };
-                    let to = target(want.as_mut_ptr());
-                    by_rows(Isa::Scalar, &w.view(), 0..rows, &a, both, to);
-                }
-                for (unit, isa) in [(Unit::Amx, Isa::Amx), (Unit::Vnni, Isa::Avx512)] {
-                    if !machine::cpu::supports(isa) {
-                        continue;
-                    }
-                    let mut got = vec![f32::NAN; rows * x_rows];
-                    let to = Target { start: got.as_mut_ptr(), stride: rows, column: 0 };
-                    // SAFETY: the output has room for every row.
-                    unsafe { multiply_rows(unit, &w.view(), 0..rows, &tiles, &outputs, to) };
-                    let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(same, "{unit:?}: {encoding:?} [{rows}, {cols}] × {x_rows}");
-                }
-            }
-        }
-    }
-}
+#[path = "tiles_tests.rs"]
+mod tests;
