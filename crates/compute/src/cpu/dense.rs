@@ -297,6 +297,7 @@ fn fma(acc: &mut [f32; LANES], x: &[f32; LANES], w: &[f32; LANES]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::activation::testing::isas;
     use super::super::dot::tests::{Random, encodings, random_weight, value};
     use super::*;
 
@@ -345,10 +346,8 @@ mod tests {
                     out
                 };
                 let want = run(Isa::Scalar, &x, x_rows);
-                for isa in [Isa::Avx2, Isa::Avx512, Isa::Neon] {
-                    if machine::cpu::supports(isa) {
-                        assert_eq!(want, run(isa, &x, x_rows), "{encoding:?} on {isa}");
-                    }
+                for isa in isas() {
+                    assert_eq!(want, run(isa, &x, x_rows), "{encoding:?} on {isa}");
                 }
                 for r in 0..x_rows {
                     let alone = run(machine::cpu::isa(), &x[r * cols..][..cols], 1);

@@ -1,7 +1,11 @@
 //! Every instruction set against the scalar form, to the bit, and the scalar form against f64.
 
 use half::{bf16, f16};
+use proptest::prelude::*;
+use proptest::sample::select;
 
+use super::super::activation::testing::isas;
+use super::super::dense;
 use super::*;
 use crate::weight::Weight;
 
@@ -151,11 +155,27 @@ fn product(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Vec<f32> {
     out
 }
 
+/// The instruction sets of this machine that have a row kernel besides the scalar one. (AMX has that of AVX-512.)
+fn fast_isas() -> Vec<Isa> {
+    let isas: Vec<Isa> = isas().filter(|isa| !matches!(isa, Isa::Scalar | Isa::Amx)).collect();
+    if isas.is_empty() {
+        println!("skipped: this machine has no instruction set besides the scalar one");
+    }
+    isas
+}
+
+#[track_caller]
+fn same_bits(want: &[f32], got: &[f32], what: std::fmt::Arguments<'_>) {
+    let same = want.iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
+    assert!(same && want.len() == got.len(), "{what}");
+}
+
 #[test]
 fn nibbles_are_exact_for_any_rows_and_any_tail() {
     let affine = |group: usize, scale: Float| {
         (Encoding::Affine { bits: 4, group, scale }, [128, 256, 384, 512, 640, 768, 1408])
     };
+    let isas = fast_isas();
     let mut random = Random(2);
     for (encoding, widths) in [
         affine(32, Float::F32),
@@ -169,20 +189,14 @@ fn nibbles_are_exact_for_any_rows_and_any_tail() {
             for x_rows in 1..=18 {
                 let x: Vec<f32> = (0..x_rows * cols).map(|_| random.float()).collect();
                 let want = product(Isa::Scalar, &w, &x, x_rows);
-                for isa in [Isa::Avx2, Isa::Avx512] {
-                    if machine::cpu::supports(isa) {
-                        let got = product(isa, &w, &x, x_rows);
-                        let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
-                        assert!(same, "{encoding:?}, {cols} columns × {x_rows} on {isa}");
-                        // One row of several, as an expert has that one token wants.
-                        let got = product_of_row(isa, &w, &x, x_rows, x_rows - 1);
-                        let want = &want[(x_rows - 1) * w.rows()..];
-                        let same = want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
-                        assert!(
-                            same,
-                            "{encoding:?}, {cols} columns, the last of {x_rows} on {isa}"
-                        );
-                    }
+                for &isa in &isas {
+                    let got = product(isa, &w, &x, x_rows);
+                    same_bits(&want, &got, format_args!("{encoding:?} {cols} × {x_rows}, {isa}"));
+                    // One row of several, as an expert has that one token wants.
+                    let got = product_of_row(isa, &w, &x, x_rows, x_rows - 1);
+                    let want = &want[(x_rows - 1) * w.rows()..];
+                    let what = format_args!("{encoding:?} {cols}, the last of {x_rows}, {isa}");
+                    same_bits(want, &got, what);
                 }
             }
         }
@@ -191,20 +205,27 @@ fn nibbles_are_exact_for_any_rows_and_any_tail() {
 
 #[test]
 fn every_integer_format_is_exact_to_the_bit_and_close_to_f64() {
+    let isas = fast_isas();
     let mut random = Random(1);
     for encoding in encodings().into_iter().filter(|e| e.is_integer()) {
-        for (rows, cols, x_rows) in [(3, 128, 1), (5, 640, 6), (2, 1024, 4), (1, 512, 3)] {
+        let group = packing(encoding).2;
+        for (rows, cols, x_rows) in [
+            (3, 128, 1),
+            (5, 640, 6),
+            (2, 1024, 4),
+            (1, 512, 3),
+            // The last round of lanes has one group, or lacks one.
+            (2, group, 2),
+            (2, 512 + group, 5),
+            (3, 1024 - group, 1),
+        ] {
             let w = random_weight(rows, cols, encoding, random.next());
             let x: Vec<f32> = (0..x_rows * cols).map(|_| random.float()).collect();
             let want = product(Isa::Scalar, &w, &x, x_rows);
-            for isa in [Isa::Neon, Isa::Avx2, Isa::Avx512] {
-                if machine::cpu::supports(isa) {
-                    let got = product(isa, &w, &x, x_rows);
-                    assert!(
-                        want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()),
-                        "{encoding:?} [{rows}, {cols}] × {x_rows} on {isa}"
-                    );
-                }
+            for &isa in &isas {
+                let got = product(isa, &w, &x, x_rows);
+                let what = format_args!("{encoding:?} [{rows}, {cols}] × {x_rows} on {isa}");
+                same_bits(&want, &got, what);
             }
             for r in 0..x_rows {
                 for row in 0..rows {
@@ -218,6 +239,42 @@ fn every_integer_format_is_exact_to_the_bit_and_close_to_f64() {
                     assert!(error < 1e-4, "{encoding:?}: relative error {error}");
                 }
             }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn any_shape_is_exact_to_the_bit(
+        encoding in select(encodings()),
+        (rows, units, x_rows) in (1..40usize, 1..50usize, 1..40usize),
+        seed in any::<u64>(),
+    ) {
+        // Rows are whole groups, of formats that have groups.
+        let cols = units * match encoding {
+            Encoding::Dense(_) => 1,
+            Encoding::Nvfp4 => 16,
+            Encoding::Mxfp8 => 32,
+            encoding => packing(encoding).2,
+        };
+        let w = random_weight(rows, cols, encoding, seed);
+        let mut random = Random(seed);
+        let x: Vec<f32> = (0..x_rows * cols).map(|_| random.float()).collect();
+        let run = |isa: Isa| {
+            if encoding.is_integer() {
+                return product(isa, &w, &x, x_rows);
+            }
+            let mut out = vec![f32::NAN; x_rows * rows];
+            let outputs: Vec<u32> = (0..x_rows as u32).collect();
+            let target = Target { start: out.as_mut_ptr(), stride: rows, column: 0 };
+            // SAFETY: `out` has room for every row.
+            unsafe { dense::multiply_rows(isa, &w.view(), 0..rows, &x, &outputs, target) };
+            out
+        };
+        let want = run(Isa::Scalar);
+        for isa in fast_isas() {
+            same_bits(&want, &run(isa), format_args!("on {isa}"));
         }
     }
 }
