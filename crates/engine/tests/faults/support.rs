@@ -1,16 +1,10 @@
-//! Disks that fail under an engine that serves several requests: those that need what cannot be read
-//! fail and say why, the others say exactly what they say alone, and afterwards the engine goes on.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "these are tests; clippy.toml covers only the test functions"
-)]
+//! What the tests share: disks that fail until they are mended, models on them, and requests that need an
+//! expert or do not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -23,22 +17,18 @@ use engine::{
 use experts::device::{Access, Device, Fault, Faulty, Files, Rule};
 use experts::reader::{Method, Queue};
 use experts::{LayerExperts, routing_log};
-use model::{DecoderSpec, Logits};
-
-/// Stacked, sharded, fused and separate experts; with and without recurrent layers and a shared expert.
-const MODELS: [&str; 4] =
-    ["qwen3_5_moe-4bit", "qwen3_moe-4bit-sharded", "qwen3_5_moe-vl-bf16", "qwen3_moe-bf16"];
+use model::DecoderSpec;
 
 /// One layer's top k, and all experts.
-const SLOTS: [usize; 2] = [2, 24];
+pub(crate) const SLOTS: [usize; 2] = [2, 24];
 
 /// Longer than anything here takes, and short enough to be told of what hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-const STALL: Duration = Duration::from_millis(400);
+pub(crate) const STALL: Duration = Duration::from_millis(400);
 
 /// Runs something that may hang if it is wrong.
-fn within_patience(test: impl FnOnce() + Send + 'static) {
+pub(crate) fn within_patience(test: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         test();
@@ -53,20 +43,20 @@ fn within_patience(test: impl FnOnce() + Send + 'static) {
 
 /// A disk that fails until it is mended.
 #[derive(Debug)]
-struct Disk {
-    good: Arc<dyn Device>,
-    bad: Faulty,
-    is_bad: AtomicBool,
+pub(crate) struct Disk {
+    pub(crate) good: Arc<dyn Device>,
+    pub(crate) bad: Faulty,
+    pub(crate) is_bad: AtomicBool,
 }
 
 impl Disk {
-    fn new(checkpoint: &Checkpoint, faults: impl FnOnce(Faulty) -> Faulty) -> Arc<Disk> {
+    pub(crate) fn new(checkpoint: &Checkpoint, faults: impl FnOnce(Faulty) -> Faulty) -> Arc<Disk> {
         let good: Arc<dyn Device> = Arc::new(Files::open(checkpoint, Access::Buffered).unwrap());
         let bad = faults(Faulty::new(Arc::clone(&good), 0));
         Arc::new(Disk { good, bad, is_bad: AtomicBool::new(true) })
     }
 
-    fn mend(&self) {
+    pub(crate) fn mend(&self) {
         self.is_bad.store(false, Ordering::Relaxed);
         self.bad.release();
     }
@@ -91,31 +81,31 @@ impl Device for Disk {
 }
 
 /// A model, and what requests say when nothing fails.
-struct Model {
-    checkpoint: Checkpoint,
-    spec: DecoderSpec,
+pub(crate) struct Model {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) spec: DecoderSpec,
 }
 
 impl Model {
-    fn new(name: &str) -> Model {
+    pub(crate) fn new(name: &str) -> Model {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
         Model::open(&models.join(name))
     }
 
-    fn open(folder: &Path) -> Model {
+    pub(crate) fn open(folder: &Path) -> Model {
         let checkpoint = Checkpoint::open(folder).unwrap();
         let spec = model::arch::spec(&checkpoint).unwrap();
         Model { checkpoint, spec }
     }
 
-    fn good_disk(&self) -> Arc<Disk> {
+    pub(crate) fn good_disk(&self) -> Arc<Disk> {
         let disk = Disk::new(&self.checkpoint, |faulty| faulty);
         disk.mend();
         disk
     }
 
     /// With so many slots on this disk, or all in memory.
-    fn runner(&self, streamed: Option<(usize, Arc<Disk>)>, stall: Duration) -> Runner {
+    pub(crate) fn runner(&self, streamed: Option<(usize, Arc<Disk>)>, stall: Duration) -> Runner {
         let request = PlanRequest {
             context: Some(256),
             sequences: Some(4),
@@ -132,12 +122,12 @@ impl Model {
             .unwrap()
     }
 
-    fn engine(&self, slots: usize, disk: &Arc<Disk>, stall: Duration) -> Engine {
+    pub(crate) fn engine(&self, slots: usize, disk: &Arc<Disk>, stall: Duration) -> Engine {
         Engine::new(self.runner(Some((slots, Arc::clone(disk))), stall))
     }
 
     /// What each request says alone, all experts in memory.
-    fn answers(&self, requests: &[Request]) -> Vec<Vec<u32>> {
+    pub(crate) fn answers(&self, requests: &[Request]) -> Vec<Vec<u32>> {
         let mut engine = Engine::new(self.runner(None, STALL));
         let alone = |request: &Request| {
             let outcome = serve(&mut engine, std::slice::from_ref(request)).remove(0);
@@ -148,7 +138,7 @@ impl Model {
     }
 
     /// The experts that each request is routed to, by layer and index.
-    fn routes(&self, requests: &[Request]) -> Vec<BTreeSet<(usize, u32)>> {
+    pub(crate) fn routes(&self, requests: &[Request]) -> Vec<BTreeSet<(usize, u32)>> {
         let mut engine = self.engine(SLOTS[0], &self.good_disk(), STALL);
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("routing");
@@ -170,7 +160,12 @@ impl Model {
     }
 
     /// All experts whose reads touch a byte in the middle of one of them, and the rule for that byte.
-    fn around(&self, layer: usize, expert: u32, fault: Fault) -> (BTreeSet<(usize, u32)>, Rule) {
+    pub(crate) fn around(
+        &self,
+        layer: usize,
+        expert: u32,
+        fault: Fault,
+    ) -> (BTreeSet<(usize, u32)>, Rule) {
         let moe = self.spec.moe_layers().find(|(index, _)| *index == layer).unwrap().1;
         let span = moe.experts.slice(expert as usize, Projection::Up).weight;
         let byte = span.offset + span.len_bytes / 2;
@@ -197,12 +192,12 @@ impl Model {
     }
 }
 
-fn bank(engine: &Engine) -> &experts::StreamedBank {
+pub(crate) fn bank(engine: &Engine) -> &experts::StreamedBank {
     engine.runner().streamed().expect("a streamed bank")
 }
 
 /// The same token over and over is routed to few experts.
-fn monotone(token: u32, count: usize, max_tokens: usize) -> Request {
+pub(crate) fn monotone(token: u32, count: usize, max_tokens: usize) -> Request {
     Request {
         prompt: vec![token; count],
         max_tokens,
@@ -213,7 +208,7 @@ fn monotone(token: u32, count: usize, max_tokens: usize) -> Request {
 }
 
 /// Any tokens, and a draw for each token of the answer.
-fn varied(seed: u32, count: usize, max_tokens: usize) -> Request {
+pub(crate) fn varied(seed: u32, count: usize, max_tokens: usize) -> Request {
     let token = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 9) % 256;
     Request {
         prompt: (0..count as u32).map(token).collect(),
@@ -226,14 +221,14 @@ fn varied(seed: u32, count: usize, max_tokens: usize) -> Request {
 
 /// What became of a request.
 #[derive(Debug, PartialEq)]
-struct Outcome {
-    tokens: Vec<u32>,
+pub(crate) struct Outcome {
+    pub(crate) tokens: Vec<u32>,
     /// Why it failed, with all causes.
-    error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// Serves requests all at once, to the end.
-fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
+pub(crate) fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
     let mut ids = Vec::new();
     let mut outcomes: BTreeMap<RequestId, Outcome> = BTreeMap::new();
     for request in requests {
@@ -267,7 +262,7 @@ fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
 
 /// Whether a request failed; if not, it said what it should, and if so, nothing else before.
 #[track_caller]
-fn failed(outcome: &Outcome, answer: &[u32]) -> bool {
+pub(crate) fn failed(outcome: &Outcome, answer: &[u32]) -> bool {
     match outcome.error {
         None => assert_eq!(outcome.tokens, answer),
         Some(_) => assert!(answer.starts_with(&outcome.tokens), "{outcome:?}, not {answer:?}"),
@@ -276,7 +271,7 @@ fn failed(outcome: &Outcome, answer: &[u32]) -> bool {
 }
 
 /// Requests of which two need one of the experts in one place of the file and two do not.
-struct Divided {
+pub(crate) struct Divided {
     model: Model,
     requests: Vec<Request>,
     answers: Vec<Vec<u32>>,
@@ -286,7 +281,7 @@ struct Divided {
 }
 
 impl Divided {
-    fn new(name: &str, count: usize, max_tokens: usize) -> Divided {
+    pub(crate) fn new(name: &str, count: usize, max_tokens: usize) -> Divided {
         let model = Model::new(name);
         let all: Vec<Request> =
             (0..24).map(|token| monotone(10 * token, count, max_tokens)).collect();
@@ -312,7 +307,7 @@ impl Divided {
 
     /// Serves them on a disk where the place is bad: those fail that need it, and no others.
     #[track_caller]
-    fn check(&self, slots: usize, fault: Fault) {
+    pub(crate) fn check(&self, slots: usize, fault: Fault) {
         let Divided { model, requests, answers, .. } = self;
         let (met, rule) = model.around(self.layer, self.expert, fault);
         let path = model.good_disk().path(rule.file.unwrap()).display().to_string();
@@ -356,7 +351,7 @@ impl Divided {
 
 /// On a disk that was mended the engine serves as ever, once what stalled has landed.
 #[track_caller]
-fn check_mended(engine: &mut Engine, requests: &[Request], answers: &[Vec<u32>]) {
+pub(crate) fn check_mended(engine: &mut Engine, requests: &[Request], answers: &[Vec<u32>]) {
     for _ in 0..100 {
         let outcomes = serve(engine, requests);
         let mut lost = outcomes.iter().zip(answers).filter(|(o, a)| failed(o, a)).peekable();
@@ -370,248 +365,4 @@ fn check_mended(engine: &mut Engine, requests: &[Request], answers: &[Vec<u32>])
         std::thread::sleep(Duration::from_millis(5));
     }
     panic!("it does not recover");
-}
-
-#[test]
-fn faults_that_a_retry_mends_change_nothing() {
-    within_patience(|| {
-        for name in MODELS {
-            let model = Model::new(name);
-            let prompt = varied(3, 100, 1).prompt;
-            let logits = |runner: &mut Runner| {
-                let mut sequence = runner.sequence().unwrap();
-                let mut bits = Vec::new();
-                // A prompt that passes through, then single tokens.
-                for part in std::iter::once(&prompt[..80]).chain(prompt[80..].chunks(1)) {
-                    runner
-                        .feed(&mut sequence, part, Logits::All, |_, row| {
-                            bits.extend(row.iter().map(|value| value.to_bits()));
-                        })
-                        .unwrap();
-                }
-                bits
-            };
-            let want = logits(&mut model.runner(None, STALL));
-            for slots in SLOTS {
-                let disk = Disk::new(&model.checkpoint, |faulty| {
-                    faulty
-                        .with_chance(0.4, Fault::Short)
-                        .with_chance(0.4, Fault::Interrupted)
-                        .with_chance(0.02, Fault::Delay(Duration::from_millis(1)))
-                });
-                let mut runner =
-                    model.runner(Some((slots, Arc::clone(&disk))), Duration::from_secs(60));
-                assert!(logits(&mut runner) == want, "{name} with {slots} slots");
-                let statistics = runner.streamed().unwrap().statistics();
-                assert_eq!((statistics.failed, statistics.reads.failed), (0, 0));
-                assert!(disk.bad.fault_count() > 20 && statistics.reads.retries > 10);
-            }
-        }
-    });
-}
-
-#[test]
-fn a_bad_place_fails_the_prompts_that_need_it() {
-    within_patience(|| {
-        for name in MODELS {
-            let divided = Divided::new(name, 40, 3);
-            for slots in SLOTS {
-                divided.check(slots, Fault::Broken);
-            }
-        }
-        // Two steps for each prompt.
-        let divided = Divided::new(MODELS[0], 100, 3);
-        for slots in SLOTS {
-            divided.check(slots, Fault::ShortForever);
-        }
-    });
-}
-
-#[test]
-fn a_bad_place_fails_the_answers_that_need_it() {
-    within_patience(|| {
-        for name in MODELS {
-            let divided = Divided::new(name, 2, 8);
-            for slots in SLOTS {
-                divided.check(slots, Fault::ShortForever);
-                divided.check(slots, Fault::Broken);
-            }
-        }
-    });
-}
-
-#[test]
-fn a_stalled_read_fails_those_that_need_it() {
-    within_patience(|| {
-        for (count, max_tokens) in [(40, 3), (2, 8)] {
-            let divided = Divided::new(MODELS[1], count, max_tokens);
-            for slots in SLOTS {
-                divided.check(slots, Fault::Stall);
-            }
-        }
-    });
-}
-
-#[test]
-fn when_nothing_can_be_read_all_fail_and_nothing_hangs() {
-    within_patience(|| {
-        let model = Model::new(MODELS[0]);
-        let requests = [varied(1, 50, 4), varied(2, 3, 4), varied(3, 90, 4), varied(4, 1, 4)];
-        let answers = model.answers(&requests);
-        for (fault, slots) in
-            [(Fault::Broken, 2), (Fault::Broken, 24), (Fault::Stall, 2), (Fault::Stall, 24)]
-        {
-            let disk = Disk::new(&model.checkpoint, |faulty| faulty.with_rule(Rule::always(fault)));
-            let mut engine = model.engine(slots, &disk, STALL);
-            let outcomes = serve(&mut engine, &requests);
-            for (outcome, answer) in outcomes.iter().zip(&answers) {
-                assert!(failed(outcome, answer) && outcome.tokens.is_empty(), "{outcome:?}");
-            }
-            disk.mend();
-            check_mended(&mut engine, &requests, &answers);
-        }
-    });
-}
-
-#[test]
-fn a_dead_disk_is_waited_for_in_one_layer_only() {
-    within_patience(|| {
-        let model = Model::new(MODELS[0]);
-        assert!(model.spec.moe_layers().count() > 1);
-        let (_, first) = model.spec.moe_layers().next().unwrap();
-        let disk =
-            Disk::new(&model.checkpoint, |faulty| faulty.with_rule(Rule::always(Fault::Stall)));
-        let mut engine = model.engine(24, &disk, STALL);
-        let outcomes = serve(&mut engine, &[varied(1, 1, 4)]);
-        assert!(outcomes[0].tokens.is_empty());
-        let statistics = bank(&engine).statistics();
-        assert_eq!(statistics.failed, first.experts_per_token as u64, "{statistics:?}");
-        disk.mend();
-    });
-}
-
-/// Whatever fails, no request ever says anything that it would not say in memory.
-#[test]
-fn never_a_wrong_token() {
-    within_patience(|| {
-        let (mut failures, mut successes) = (0, 0);
-        for name in [MODELS[0], MODELS[3]] {
-            let model = Model::new(name);
-            let lengths = [2, 40, 70, 9, 33];
-            let requests: Vec<Request> =
-                (0..5).map(|index| varied(index, lengths[index as usize], 5)).collect();
-            let answers = model.answers(&requests);
-            for seed in 0..16 {
-                let mut chance = (seed + 1) as f64 / 1600.0;
-                let slots = [2, 3, 7, 24][seed as usize % 4];
-                let good = model.good_disk();
-                let mut bad = Faulty::new(Arc::clone(&good.good), seed)
-                    .with_chance(0.1, Fault::Short)
-                    .with_chance(0.1, Fault::Interrupted)
-                    .with_chance(0.01, Fault::Delay(Duration::from_millis(1)));
-                if seed % 8 == 5 {
-                    bad = bad.with_chance(chance / 2.0, Fault::Stall);
-                }
-                if seed % 8 == 7 {
-                    bad = bad.with_chance(chance / 4.0, Fault::Overwritten);
-                    chance = 0.0;
-                }
-                bad = bad.with_chance(chance, Fault::Broken);
-                bad = bad.with_chance(chance / 2.0, Fault::ShortForever);
-                let is_bad = AtomicBool::new(true);
-                let disk = Arc::new(Disk { good: Arc::clone(&good.good), bad, is_bad });
-                let mut engine = model.engine(slots, &disk, Duration::from_millis(100));
-                for _ in 0..2 {
-                    let outcomes = serve(&mut engine, &requests);
-                    let lost = outcomes.iter().zip(&answers).filter(|(o, a)| failed(o, a)).count();
-                    assert!(lost == 0 || bank(&engine).statistics().failed > 0, "seed {seed}");
-                    failures += lost;
-                    successes += requests.len() - lost;
-                }
-                disk.mend();
-                check_mended(&mut engine, &requests, &answers);
-            }
-        }
-        // Else nothing was tried.
-        assert!(failures > 40 && successes > 40, "{failures} failed, {successes} did not");
-    });
-}
-
-/// A copy of a model that may be changed.
-fn copy(name: &str) -> (tempfile::TempDir, Model, PathBuf) {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(name);
-    let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        fs::copy(from.join(file), folder.path().join(file)).unwrap();
-    }
-    let model = Model::open(folder.path());
-    let weights = folder.path().join("model.safetensors");
-    // Later than the clock of the file system can tell apart.
-    std::thread::sleep(Duration::from_millis(30));
-    (folder, model, weights)
-}
-
-/// Serves requests, lets something happen to the weights, and serves them again: whether any failed.
-#[track_caller]
-fn after(change: impl FnOnce(&Path), slots: usize, reason: &str) -> bool {
-    let (_folder, model, weights) = copy("qwen3_5_moe-4bit");
-    let requests = [monotone(5, 40, 6), varied(2, 3, 6), varied(7, 70, 6)];
-    let answers = model.answers(&requests);
-    let mut engine = model.engine(slots, &model.good_disk(), STALL);
-    for (outcome, answer) in serve(&mut engine, &requests).iter().zip(&answers) {
-        assert!(!failed(outcome, answer), "{outcome:?}");
-    }
-    change(&weights);
-    let outcomes = serve(&mut engine, &requests);
-    let lost: Vec<&Outcome> = outcomes
-        .iter()
-        .zip(&answers)
-        .filter_map(|(outcome, answer)| failed(outcome, answer).then_some(outcome))
-        .collect();
-    for outcome in &lost {
-        let error = outcome.error.as_ref().unwrap();
-        assert!(error.contains(reason) && error.contains(weights.to_str().unwrap()), "{error}");
-    }
-    assert_eq!(bank(&engine).statistics().failed > 0, !lost.is_empty());
-    !lost.is_empty()
-}
-
-fn open(path: &Path) -> fs::File {
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
-}
-
-#[test]
-// Other systems may refuse to replace a file that is open.
-#[cfg(unix)]
-fn a_file_replaced_by_a_rename_is_read_on() {
-    within_patience(|| {
-        let replace = |path: &Path| {
-            let new = path.with_extension("new");
-            fs::write(&new, vec![0x55; fs::metadata(path).unwrap().len() as usize]).unwrap();
-            fs::rename(&new, path).unwrap();
-        };
-        assert!(!after(replace, SLOTS[0], ""));
-    });
-}
-
-#[test]
-fn a_file_overwritten_in_place_is_noticed_before_it_is_used() {
-    within_patience(|| {
-        let overwrite = |path: &Path| {
-            let len = fs::metadata(path).unwrap().len() as usize;
-            open(path).write_all(&vec![0x55; len]).unwrap();
-        };
-        assert!(after(overwrite, SLOTS[0], "was changed while it was in use"));
-        // What was read before it happened is right.
-        assert!(!after(overwrite, SLOTS[1], ""));
-    });
-}
-
-#[test]
-fn a_file_that_is_cut_is_noticed() {
-    within_patience(|| {
-        assert!(after(|path| open(path).set_len(20_000).unwrap(), SLOTS[0], "is too short"));
-        let end = |path: &Path| fs::metadata(path).unwrap().len() - 1;
-        assert!(after(|path| open(path).set_len(end(path)).unwrap(), SLOTS[0], ""));
-    });
 }
