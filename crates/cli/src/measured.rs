@@ -134,9 +134,11 @@ impl Measured {
         is_sensible.then_some(Dated { value, unix_seconds })
     }
 
-    /// Keeps how a disk was read; nothing if it was not timed.
-    pub(crate) fn keep_disk(&self, place: &Place, choice: Choice) -> Dated<Choice> {
+    /// Keeps how a disk was read; nothing if it was not timed. In whole bytes a second, which come back from a file as they
+    /// went in.
+    pub(crate) fn keep_disk(&self, place: &Place, mut choice: Choice) -> Dated<Choice> {
         let unix_seconds = self.now;
+        choice.bytes_per_second = choice.bytes_per_second.round();
         if choice.bytes_per_second > 0.0 {
             self.change(|content| {
                 content.disks.retain(|entry| !entry.is_of(&self.machine, place));
@@ -162,9 +164,9 @@ impl Measured {
         (self.is_fresh(unix_seconds) && value > 0.0).then_some(Dated { value, unix_seconds })
     }
 
-    /// Keeps how fast memory was read.
+    /// Keeps how fast memory was read, in whole bytes a second as well.
     pub(crate) fn keep_memory(&self, threads: usize, bytes_per_second: f64) -> Dated<f64> {
-        let unix_seconds = self.now;
+        let (unix_seconds, bytes_per_second) = (self.now, bytes_per_second.round());
         if bytes_per_second > 0.0 {
             self.change(|content| {
                 content.memories.retain(|entry| !entry.is_of(&self.machine, threads));
