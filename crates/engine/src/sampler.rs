@@ -403,17 +403,38 @@ fn draw(
         return candidates[pick(&weights[..kept], target)].token;
     }
 
+    let likeliest = candidates[0].token;
     spread.fill(logits, best, inverse);
     let mut steps = Steps { logits, best, inverse, spread, candidates };
-    let kept_mass = if filters {
+    let cut = filters.then(|| {
         let may_end = |step, after| after >= reach || least_weight(step) < min_p * (1.0 + 1e-5);
-        steps.walk(may_end, is_cut).0
-    } else {
-        (0..STEPS).map(|step| steps.spread.mass(step)).sum()
+        steps.walk(may_end, |_, weight, before| is_cut(weight, before))
+    });
+    let kept_mass = match &cut {
+        Some(cut) => cut.sum,
+        None => (0..STEPS).map(|step| steps.spread.mass(step)).sum(),
     };
     let target = uniform * kept_mass;
-    let drawn = steps.walk(|_, after| after > target, |weight, before| before + weight > target);
-    drawn.1.unwrap_or(0)
+    // Sums of steps and of their tokens differ in the last digits: what was cut off is not drawn for that.
+    let end = cut.and_then(|cut| cut.end);
+    let drawn = steps.walk(
+        |_, after| after > target,
+        |token, weight, before| before + weight > target || Some(token) == end,
+    );
+    let token = if drawn.end == end { steps.last_before(&drawn) } else { drawn.end };
+    token.unwrap_or(likeliest)
+}
+
+/// Where adding up weights ended.
+struct Walked {
+    /// What the tokens before the end weigh.
+    sum: f64,
+    /// The token that ended it, if one did.
+    end: Option<u32>,
+    /// The last that was looked at before.
+    before_end: Option<u32>,
+    /// The step of the end.
+    step: usize,
 }
 
 /// All tokens from the likeliest down, where many are about as likely: in steps of likelihood, of which only those that matter are
@@ -427,40 +448,54 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Adds up weights until `ends` says so of a token's and of the sum before it: that sum and that token, or, if it never does, the
-    /// last that was looked at. Steps are looked into if `may_end` says so of one and of the sum after it.
+    /// Adds up weights until `ends` says so of a token, its weight and the sum before it. Steps are looked into if `may_end` says
+    /// so of one and of the sum after it.
     fn walk(
         &mut self,
         may_end: impl Fn(usize, f64) -> bool,
-        ends: impl Fn(f64, f64) -> bool,
-    ) -> (f64, Option<u32>) {
-        let mut sum = 0.0;
-        let mut last = None;
+        ends: impl Fn(u32, f64, f64) -> bool,
+    ) -> Walked {
+        let mut walked = Walked { sum: 0.0, end: None, before_end: None, step: STEPS };
         for step in 0..STEPS {
             let mass = self.spread.mass(step);
             if mass == 0.0 {
                 continue;
             }
-            if !may_end(step, sum + mass) {
-                sum += mass;
+            if !may_end(step, walked.sum + mass) {
+                walked.sum += mass;
                 continue;
             }
-            let candidates = &mut *self.candidates;
-            candidates.clear();
-            tokens_of_step(self.logits, self.best, self.inverse, step, |token, logit| {
-                candidates.push(Candidate { logit, token });
-            });
-            candidates.sort_unstable_by(likelier);
-            for candidate in candidates.iter() {
-                let weight = weight(candidate.logit, self.best, self.inverse);
-                last = Some(candidate.token);
-                if ends(weight, sum) {
-                    return (sum, last);
+            self.look_into(step);
+            for &Candidate { token, logit } in self.candidates.iter() {
+                let weight = weight(logit, self.best, self.inverse);
+                if ends(token, weight, walked.sum) {
+                    (walked.end, walked.step) = (Some(token), step);
+                    return walked;
                 }
-                sum += weight;
+                walked.sum += weight;
+                walked.before_end = Some(token);
             }
         }
-        (sum, last)
+        walked
+    }
+
+    /// The token before an end, whether its step was looked into or not.
+    fn last_before(&mut self, walked: &Walked) -> Option<u32> {
+        walked.before_end.or_else(|| {
+            let step = (0..walked.step).rev().find(|&step| self.spread.mass(step) > 0.0)?;
+            self.look_into(step);
+            self.candidates.last().map(|candidate| candidate.token)
+        })
+    }
+
+    /// Makes the tokens of a step the candidates, the likeliest first.
+    fn look_into(&mut self, step: usize) {
+        let candidates = &mut *self.candidates;
+        candidates.clear();
+        tokens_of_step(self.logits, self.best, self.inverse, step, |token, logit| {
+            candidates.push(Candidate { logit, token });
+        });
+        candidates.sort_unstable_by(likelier);
     }
 }
 

@@ -448,3 +448,22 @@ fn a_mask_that_leaves_nothing_is_an_error() {
     check(&[1.0; 3], &Mask::of(2, [1]), "the mask is for 2 tokens, the vocabulary has 3");
     check(&[f32::NAN, 1.0], &Mask::of(2, [1]), "1 of 2 logits are NaN and 0 are infinite");
 }
+
+/// The last of what a filter leaves is drawn at the end of the range, never the first that it cuts off.
+#[test]
+fn what_is_cut_off_is_not_drawn_at_the_very_end() {
+    let logits: Vec<f32> = (0..5000u32).map(|i| (i * 7919 % 4999) as f32 * 1e-3).collect();
+    let best = best_logit(&logits).unwrap();
+    for step in 1..40 {
+        let share = step as f32 / 40.0;
+        for (top_p, min_p) in [(share, 0.0), (1.0, share), (share, 0.01)] {
+            let params = SamplingParams { top_p, min_p, ..SamplingParams::default() };
+            let kept = reference(&logits, &TokenCounts::new(), &params);
+            let mut scratch = DrawScratch::default();
+            let token = draw(&logits, best, &params, 1.0 - f64::EPSILON / 2.0, &mut scratch);
+            let rank = kept.iter().position(|&(other, _)| other == token);
+            // Whether the last one still is within `top_p` is a matter of rounding.
+            assert!(rank.is_some_and(|rank| rank + 2 >= kept.len()), "{rank:?} of {}", kept.len());
+        }
+    }
+}

@@ -14,9 +14,9 @@ use crate::invocation::{self, Invocation, OpenModel};
 use crate::measured::{Dated, Measured};
 use crate::size;
 
-/// Share of a plain read's bandwidth that decoding reaches, at the slow end and at the fast one: what
-/// `benches/compare_llama.py` measured for twelve layers of a 35B-A3B's shape with everything in memory, without
-/// AMX and with it (0.61 and 0.80; two threads of a Xeon, 15 Nov 2026), rounded down.
+/// Share of a plain read's bandwidth that decoding reaches, at the slow end and at the fast one:
+/// `benches/compare_llama.py` measured 0.80 and 0.86 for twelve layers of a 35B-A3B's shape with everything in memory (two
+/// threads of a Xeon, with AMX and without, 15 Nov 2026); other hours and machines give less.
 const BANDWIDTH_SHARES: [f64; 2] = [0.6, 0.8];
 
 /// Memory the bandwidth is measured with. `bench` takes more; an expectation need not be as good.

@@ -44,13 +44,9 @@ pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP:
         let range = range.clone();
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            if is_narrow {
-                narrow_rows::<TAIL, KIND, GROUP>(w, range, x, some, out);
-                done = end;
-                continue;
-            }
             match end - done {
                 0 => {}
+                _ if is_narrow => narrow_rows::<TAIL, KIND, GROUP>(w, range, x, some, out),
                 1 if x.transposed => decode::<true, TAIL, KIND, GROUP>(w, range, x, some, out),
                 1 => decode::<false, TAIL, KIND, GROUP>(w, range, x, some, out),
                 2 => few::<2, TAIL, KIND, GROUP>(w, range, x, some, out),
