@@ -199,9 +199,18 @@ impl Invocation {
     }
 
     /// Plans a model for a command that knows how many positions it needs.
-    pub(crate) fn plan_for(&self, model: &OpenModel, positions: usize) -> Result<Plan> {
+    pub(crate) fn plan_for(
+        &self,
+        model: &OpenModel,
+        positions: usize,
+        checkpoints: usize,
+    ) -> Result<Plan> {
         let positions = self.global.context.unwrap_or(0).max(positions).next_multiple_of(64);
-        let request = PlanRequest { context: Some(positions), ..self.plan_request() };
+        let request = PlanRequest {
+            context: Some(positions),
+            checkpoints: Some(checkpoints),
+            ..self.plan_request()
+        };
         let mut plan = self.plan_by(model, &request)?;
         plan.options.context = positions;
         Ok(plan)

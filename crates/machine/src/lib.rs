@@ -15,6 +15,7 @@ pub mod pages;
 pub mod probe;
 pub mod size;
 mod system;
+pub mod thread;
 
 use std::path::PathBuf;
 

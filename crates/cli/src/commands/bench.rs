@@ -3,6 +3,7 @@
 mod pairs;
 mod streaming;
 
+use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -11,6 +12,7 @@ use machine::facts::Facts;
 use machine::memory::Usage;
 use model::Logits;
 use serde::Serialize;
+use state::Sequence;
 
 use super::logits::argmax;
 use crate::args::BenchArgs;
@@ -18,7 +20,7 @@ use crate::console::{Align, print_json, table};
 use crate::invocation::{self, Invocation, SwapWatch};
 use crate::measured::Measured;
 use crate::size;
-use streaming::{REHEARSAL, Stopped, StreamedRun, Watch};
+use streaming::{REHEARSAL, STRETCH, Stopped, StreamedRun, Watch};
 
 /// Tokens decoded before the clock starts, so that buffers have their size and threads are awake.
 const WARM_UP: usize = 2;
@@ -60,7 +62,9 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
         return pairs::run(pairs, args, &model, invocation);
     }
     let longest = args.prompt_tokens.iter().max().copied().unwrap_or(0) + args.gen_tokens;
-    let plan = invocation.plan_for(&model, longest + WARM_UP + REHEARSAL)?;
+    // A copy of the sequence is rehearsed on.
+    let plan =
+        invocation.plan_for(&model, longest + WARM_UP + compute::memory::BLOCK + REHEARSAL, 1)?;
     let facts = Facts::gather();
     let (threads, isa) = (plan.options.threads, plan.options.isa);
     let mut runner = invocation.load_planned(&model, plan)?;
@@ -136,24 +140,34 @@ fn measure(
     let start = Instant::now();
     runner.feed(&mut sequence, &prompt, Logits::Last, |_, _| {})?;
     let prefill_seconds = start.elapsed().as_secs_f64();
-    let mut decode = |runner: &mut Runner, from: usize, count: usize| -> Result<f64> {
-        let start = Instant::now();
-        for index in from..from + count {
-            let next = [token(prompt_tokens + index)];
-            runner.feed(&mut sequence, &next, Logits::Last, |_, logits| {
-                std::hint::black_box(argmax(logits));
-            })?;
+    let decode =
+        |runner: &mut Runner, sequence: &mut Sequence, range: Range<usize>| -> Result<f64> {
+            let start = Instant::now();
+            for index in range {
+                let next = [token(prompt_tokens + index)];
+                runner.feed(sequence, &next, Logits::Last, |_, logits| {
+                    std::hint::black_box(argmax(logits));
+                })?;
+            }
+            Ok(start.elapsed().as_secs_f64())
+        };
+    decode(runner, &mut sequence, 0..WARM_UP)?;
+    let mut watch = Watch::start(runner, &sequence)?;
+    let (mut decoded, mut decode_seconds) = (0, 0.0);
+    while decoded < gen_tokens {
+        let stretch = if watch.is_some() { STRETCH } else { gen_tokens };
+        let end = gen_tokens.min(decoded + stretch);
+        let range = WARM_UP + decoded..WARM_UP + end;
+        decode_seconds += decode(runner, &mut sequence, range)?;
+        decoded = end;
+        if let Some(watch) = &mut watch {
+            watch.pause(runner, &sequence)?;
         }
-        Ok(start.elapsed().as_secs_f64())
-    };
-    decode(runner, 0, WARM_UP)?;
-    let watch = runner.streamed().map(Watch::start).transpose()?;
-    let decode_seconds = decode(runner, WARM_UP, gen_tokens)?;
+    }
     let peak_bytes = machine::memory::usage().peak_resident_bytes;
     let stopped = watch.zip(runner.streamed());
     let stopped = stopped.map(|(watch, bank)| watch.stop(bank, gen_tokens, decode_seconds));
-    let judge = |stopped: &Stopped| stopped.judge(runner, &mut sequence);
-    let streamed = stopped.as_ref().map(judge).transpose()?;
+    let streamed = stopped.as_ref().map(|stopped| stopped.judge(runner)).transpose()?;
     let layout = runner.spec().layout()?;
     let kv = runner.options().kv;
     let state = layout.kv_bytes(kv, prompt_tokens + gen_tokens / 2) + 2 * layout.recurrent_bytes();

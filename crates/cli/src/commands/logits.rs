@@ -30,7 +30,7 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
     }
     let greedy = args.greedy.unwrap_or(0);
     let needed = tokens.len() + greedy;
-    let plan = invocation.plan_for(&model, needed)?;
+    let plan = invocation.plan_for(&model, needed, 0)?;
     let mut runner = invocation.load_planned(&model, plan)?;
 
     let mut declarations = vec![Declaration::new("logits", Dtype::F32, &[tokens.len(), vocab])];

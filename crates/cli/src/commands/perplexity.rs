@@ -110,7 +110,7 @@ struct Reader {
 
 impl Reader {
     fn new(args: &PerplexityArgs, invocation: &Invocation, model: &OpenModel) -> Result<Reader> {
-        let plan = invocation.plan_for(model, args.chunk)?;
+        let plan = invocation.plan_for(model, args.chunk, 0)?;
         let runner = invocation.load_planned(model, plan)?;
         Ok(Reader { runner, sequence: None, step_by_step: args.step_by_step })
     }

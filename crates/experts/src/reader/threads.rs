@@ -69,6 +69,7 @@ impl Drop for Threads {
 
 impl Shared {
     fn work(&self, lane: usize) {
+        machine::thread::wake_promptly();
         let core = &*self.core;
         let mut state = core.state();
         loop {

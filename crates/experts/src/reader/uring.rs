@@ -159,6 +159,7 @@ impl Shared {
     }
 
     fn reap(&self, depth: usize) {
+        machine::thread::wake_promptly();
         let mut progress = vec![Progress::default(); depth];
         let mut finished = Vec::with_capacity(depth);
         loop {

@@ -124,6 +124,8 @@ pub(crate) fn open_file_limit() -> Option<u64> {
     Some(limit.current.unwrap_or(u64::MAX))
 }
 
+pub(crate) fn wake_promptly() {}
+
 /// There is no such call.
 pub(crate) fn forget_cached(_file: &File) -> std::io::Result<()> {
     Ok(())

@@ -168,6 +168,8 @@ pub(crate) fn open_file_limit() -> Option<u64> {
     None
 }
 
+pub(crate) fn wake_promptly() {}
+
 /// There is no such call.
 pub(crate) fn forget_cached(_file: &File) -> std::io::Result<()> {
     Ok(())

@@ -3,7 +3,9 @@
 //! In a layer the chain mixer → route → read → experts is serial: only computing with experts that are in
 //! memory hides a read. So a token takes at least Σ over layers of mixer + max(experts, bytes missed / disk),
 //! and its head. The times are those of a rehearsal, the same steps with whatever experts are in slots; the
-//! disk's rate is that of the same reads without anything else, both in this process.
+//! disk's rate is that of the same reads without anything else. Both are measured in pauses between the tokens: a disk
+//! that others use too was seen to change from 4.7 to 2.4 GB/s within seconds, and what is compared must have met the
+//! same.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -12,6 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use engine::Runner;
+use experts::probe::{self, Sample};
 use experts::reader::{Priority, TraceEvent};
 use experts::{Activity, Statistics, StreamedBank, VisitRecord};
 use machine::pages::Pages;
@@ -20,17 +23,17 @@ use serde::Serialize;
 use serde_json::json;
 use state::Sequence;
 
-/// Tokens of a rehearsal.
-pub(super) const REHEARSAL: usize = 12;
+/// Tokens from one pause to the next.
+pub(super) const STRETCH: usize = 8;
+
+/// Tokens that are rehearsed in a pause. The first is not counted: it finds the weights out of the processor's caches.
+pub(super) const REHEARSAL: usize = 2;
 
 /// Memory that the disk's own rate is measured with.
 const PLAIN_BYTES: usize = 32 << 20;
 
-/// What one plain measurement of the disk reads.
-const PLAIN_READ_BYTES: u64 = 192 << 20;
-
-/// Plain measurements before the tokens and as many after: neighbours come and go, the median stays.
-const PLAIN_ROUNDS: usize = 5;
+/// What is read from the disk in a pause, for its rate.
+const PLAIN_READ_BYTES: u64 = 96 << 20;
 
 /// What reading experts came to while tokens were decoded.
 #[derive(Clone, Debug, Serialize)]
@@ -73,32 +76,56 @@ impl std::fmt::Display for Percentiles {
 
 /// Watches a bank while tokens are decoded.
 pub(super) struct Watch {
-    before: Statistics,
     started: Instant,
-    plain: Vec<f64>,
+    before: Statistics,
+    visits: Vec<VisitRecord>,
+    activities: Vec<Activity>,
+    plain: PlainReads,
+    rehearsal: Rehearsal,
 }
 
 impl Watch {
-    /// Starts.
-    pub(super) fn start(bank: &StreamedBank) -> Result<Watch> {
-        let plain = plain_rates(bank, 0)?;
-        bank.observe(true);
-        bank.reader().record_trace(true);
-        Ok(Watch { before: bank.statistics(), started: Instant::now(), plain })
+    /// Starts, after a first pause.
+    pub(super) fn start(runner: &mut Runner, sequence: &Sequence) -> Result<Option<Watch>> {
+        let Some(bank) = runner.streamed() else { return Ok(None) };
+        let mut watch = Watch {
+            started: Instant::now(),
+            before: bank.statistics(),
+            visits: Vec::new(),
+            activities: Vec::new(),
+            plain: PlainReads::new(bank)?,
+            rehearsal: Rehearsal::default(),
+        };
+        watch.pause(runner, sequence)?;
+        if let Some(bank) = runner.streamed() {
+            bank.reader().record_trace(true);
+            (watch.started, watch.before) = (Instant::now(), bank.statistics());
+        }
+        Ok(Some(watch))
     }
 
-    /// The tokens are decoded.
+    /// Measures the disk and the processor; the sequence is not touched.
+    pub(super) fn pause(&mut self, runner: &mut Runner, sequence: &Sequence) -> Result<()> {
+        let Some(bank) = runner.streamed() else { return Ok(()) };
+        self.visits.extend(bank.take_visits());
+        self.activities.extend(bank.take_activities());
+        self.plain.measure(bank)?;
+        let outcome = self.rehearsal.measure(runner, sequence);
+        if let Some(bank) = runner.streamed() {
+            bank.rehearse(false);
+            bank.observe(true);
+        }
+        outcome
+    }
+
+    /// The tokens are decoded, the last pause is over.
     pub(super) fn stop(self, bank: &StreamedBank, tokens: usize, seconds: f64) -> Stopped {
         let stopped = Stopped {
-            before: self.before,
             after: bank.statistics(),
-            visits: bank.take_visits(),
-            activities: bank.take_activities(),
             reads: bank.reader().take_trace(),
             seconds,
             tokens,
-            started: self.started,
-            plain: self.plain,
+            watch: self,
         };
         bank.reader().record_trace(false);
         bank.observe(false);
@@ -108,52 +135,78 @@ impl Watch {
 
 /// What was seen.
 pub(super) struct Stopped {
-    before: Statistics,
     after: Statistics,
-    visits: Vec<VisitRecord>,
-    activities: Vec<Activity>,
     reads: Vec<TraceEvent>,
     seconds: f64,
     tokens: usize,
-    started: Instant,
-    /// Rates of the disk before.
-    plain: Vec<f64>,
+    watch: Watch,
 }
 
 /// Times of steps that read nothing.
+#[derive(Default)]
 struct Rehearsal {
-    token_seconds: f64,
-    /// By visit of a token: the time of its experts.
-    visit_seconds: Vec<f64>,
+    token_seconds: Vec<f64>,
+    visits: Vec<VisitRecord>,
+}
+
+impl Rehearsal {
+    /// Decodes with whatever experts are in slots, on a copy of the sequence.
+    fn measure(&mut self, runner: &mut Runner, sequence: &Sequence) -> Result<()> {
+        let mut copy = sequence.fork();
+        for index in 0..REHEARSAL {
+            if let Some(bank) = runner.streamed() {
+                bank.rehearse(true);
+                bank.observe(true);
+            }
+            let start = Instant::now();
+            runner.feed(&mut copy, &[index as u32], Logits::Last, |_, logits| {
+                std::hint::black_box(super::super::logits::argmax(logits));
+            })?;
+            let seconds = start.elapsed().as_secs_f64();
+            if index > 0 {
+                self.token_seconds.push(seconds);
+                self.visits
+                    .extend(runner.streamed().into_iter().flat_map(StreamedBank::take_visits));
+            }
+        }
+        Ok(())
+    }
+
+    /// The median: a neighbour's moment is not ours.
+    fn token_seconds(&self) -> f64 {
+        median(self.token_seconds.clone())
+    }
+
+    /// The same of a visit of each layer with experts.
+    fn visit_seconds(&self, layers: usize) -> Vec<f64> {
+        let seconds = |visit: &VisitRecord| (visit.ended - visit.started).as_secs_f64();
+        let of_layer = |layer| self.visits.iter().skip(layer).step_by(layers).map(seconds);
+        (0..layers).map(|layer| median(of_layer(layer).collect())).collect()
+    }
 }
 
 impl Stopped {
-    /// Rehearses, measures the disk, and compares. The sequence is spoiled.
-    pub(super) fn judge(
-        &self,
-        runner: &mut Runner,
-        sequence: &mut Sequence,
-    ) -> Result<StreamedRun> {
-        let rehearsal = rehearse(runner, sequence)?;
+    /// Compares what was seen with what was measured in the pauses.
+    pub(super) fn judge(&self, runner: &Runner) -> Result<StreamedRun> {
         let bank = runner.streamed().context("the experts are in memory")?;
-        let mut plain = self.plain.clone();
-        plain.extend(plain_rates(bank, PLAIN_ROUNDS)?);
-        let disk = median(plain);
-        let layers = rehearsal.visit_seconds.len();
-        let rest = rehearsal.token_seconds - rehearsal.visit_seconds.iter().sum::<f64>();
+        let layers = runner.spec().moe_layers().count();
+        let disk = self.watch.plain.rate();
+        let token_seconds = self.watch.rehearsal.token_seconds();
+        let visit_seconds = self.watch.rehearsal.visit_seconds(layers);
+        let rest = token_seconds - visit_seconds.iter().sum::<f64>();
         let (mut bound, mut ideal) = (0.0, 0.0);
-        for token in self.visits.chunks_exact(layers) {
+        for token in self.watch.visits.chunks_exact(layers) {
             bound += rest;
-            for (visit, &compute) in token.iter().zip(&rehearsal.visit_seconds) {
+            for (visit, &compute) in token.iter().zip(&visit_seconds) {
                 bound += compute.max(visit.missed_bytes as f64 / disk);
             }
             let missed: u64 = token.iter().map(|visit| visit.missed_bytes).sum();
-            ideal += rehearsal.token_seconds.max(missed as f64 / disk);
+            ideal += token_seconds.max(missed as f64 / disk);
         }
-        let reads = self.after.reads.since(&self.before.reads);
-        let (hits, misses) =
-            (self.after.hits - self.before.hits, self.after.misses - self.before.misses);
-        let waited = (self.after.waited - self.before.waited).as_secs_f64();
+        let before = &self.watch.before;
+        let reads = self.after.reads.since(&before.reads);
+        let (hits, misses) = (self.after.hits - before.hits, self.after.misses - before.misses);
+        let waited = (self.after.waited - before.waited).as_secs_f64();
         let waiting_share = waited / self.seconds;
         let busy = reads.busy.as_secs_f64();
         let us = |share| reads.from_submit.percentile(share).as_micros() as u64;
@@ -172,7 +225,7 @@ impl Stopped {
                 p99: us(0.99),
                 max: reads.from_submit.max().as_micros() as u64,
             },
-            resident_tok_s: 1.0 / rehearsal.token_seconds,
+            resident_tok_s: 1.0 / token_seconds,
             slots: bank.options().slots.kept(),
         })
     }
@@ -181,19 +234,19 @@ impl Stopped {
     pub(super) fn write_trace(&self, path: &Path) -> Result<()> {
         let failed = || format!("cannot write {}", path.display());
         let mut file = BufWriter::new(File::create(path).with_context(failed)?);
-        let us = |at: Instant| at.saturating_duration_since(self.started).as_micros() as u64;
+        let us = |at: Instant| at.saturating_duration_since(self.watch.started).as_micros() as u64;
         let mut events = Vec::new();
         let name = |thread: u32, name: &str| json!({"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}});
         events.push(name(0, "layers"));
         events.push(name(1, "experts"));
-        for visit in &self.visits {
+        for visit in &self.watch.visits {
             events.push(json!({
                 "ph": "X", "pid": 1, "tid": 0, "ts": us(visit.started),
                 "dur": us(visit.ended) - us(visit.started), "name": format!("layer {}", visit.layer),
                 "args": {"hits": visit.hits, "misses": visit.misses, "bytes": visit.missed_bytes},
             }));
         }
-        for activity in &self.activities {
+        for activity in &self.watch.activities {
             let name = if activity.experts == 0 { "wait" } else { "compute" };
             events.push(json!({
                 "ph": "X", "pid": 1, "tid": 1, "ts": us(activity.started),
@@ -217,63 +270,44 @@ impl Stopped {
     }
 }
 
-/// Decodes with whatever experts are in slots.
-fn rehearse(runner: &mut Runner, sequence: &mut Sequence) -> Result<Rehearsal> {
-    let layers = runner.spec().moe_layers().count();
-    let watch = |runner: &Runner, on: bool| {
-        if let Some(bank) = runner.streamed() {
-            bank.rehearse(on);
-            bank.observe(on);
-        }
-    };
-    watch(runner, true);
-    let mut seconds = Vec::new();
-    let outcome = (0..REHEARSAL).try_for_each(|index| {
-        let start = Instant::now();
-        let outcome = runner.feed(sequence, &[index as u32], Logits::Last, |_, logits| {
-            std::hint::black_box(super::super::logits::argmax(logits));
-        });
-        seconds.push(start.elapsed().as_secs_f64());
-        outcome
-    });
-    let visits = runner.streamed().map(StreamedBank::take_visits).unwrap_or_default();
-    watch(runner, false);
-    outcome?;
-    // The median of tokens and of each layer's visits: a neighbour's moment is not ours.
-    let visit_seconds = (0..layers)
-        .map(|layer| {
-            let of_layer = visits.iter().skip(layer).step_by(layers);
-            median(of_layer.map(|visit| (visit.ended - visit.started).as_secs_f64()).collect())
-        })
-        .collect();
-    Ok(Rehearsal { token_seconds: median(seconds), visit_seconds })
-}
-
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Rates of the same reads with nothing else going on, each on other experts.
-fn plain_rates(bank: &StreamedBank, skip: usize) -> Result<Vec<f64>> {
-    let mut scratch = Pages::new(PLAIN_BYTES)?;
-    let samples = engine::samples(bank.layers());
-    let mut rest = samples.iter().copied().cycle();
-    let mut next = || {
-        let mut left = PLAIN_READ_BYTES;
-        let mut part = Vec::new();
-        while left > 0 && part.len() < samples.len() {
-            let Some(sample) = rest.next() else { break };
-            left = left.saturating_sub(sample.2 as u64);
+/// The same reads with nothing else going on, each time of other experts.
+struct PlainReads {
+    samples: Vec<Sample>,
+    next: usize,
+    scratch: Pages,
+    bytes: f64,
+    seconds: f64,
+}
+
+impl PlainReads {
+    fn new(bank: &StreamedBank) -> Result<PlainReads> {
+        let samples = engine::samples(bank.layers());
+        let scratch = Pages::new(PLAIN_BYTES)?;
+        Ok(PlainReads { samples, next: 0, scratch, bytes: 0.0, seconds: 0.0 })
+    }
+
+    fn measure(&mut self, bank: &StreamedBank) -> Result<()> {
+        let (mut bytes, mut part) = (0, Vec::new());
+        while bytes < PLAIN_READ_BYTES && part.len() < self.samples.len() {
+            let sample = self.samples[self.next % self.samples.len()];
+            self.next += 1;
+            bytes += sample.2 as u64;
             part.push(sample);
         }
-        part
-    };
-    (0..skip).for_each(|_| drop(next()));
-    let (device, method) = (bank.device(), bank.options().method);
-    let mut rates = Vec::new();
-    for _ in 0..PLAIN_ROUNDS {
-        rates.push(experts::probe::throughput(device, method, &next(), &mut scratch)?);
+        let (device, method) = (bank.device(), bank.options().method);
+        let rate = probe::throughput(device, method, &part, &mut self.scratch)?;
+        self.bytes += bytes as f64;
+        self.seconds += bytes as f64 / rate;
+        Ok(())
     }
-    Ok(rates)
+
+    /// Bytes a second, all measurements together.
+    fn rate(&self) -> f64 {
+        self.bytes / self.seconds
+    }
 }
