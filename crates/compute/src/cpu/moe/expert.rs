@@ -167,7 +167,7 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
         }
         let outputs: Vec<u32> = (0..count as u32).collect();
         let rows = Rows { inputs: &job.rows, outputs: &outputs };
-        let tiles = uses_tiles(isa, count);
+        let tiles = uses_tiles(isa, count, cols);
         if !(gate.encoding.is_integer() && up.encoding.is_integer()) {
             buffers.gathered.resize(buffers.gathered.len().max(count * cols), 0.0);
             for (to, &row) in buffers.gathered.chunks_exact_mut(cols).zip(&job.rows) {
@@ -216,6 +216,7 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
         } else {
             glu(isa, activation, gates, ups, hidden);
         }
+        let tiles = uses_tiles(isa, count, width);
         // SAFETY: every slot belongs to one job.
         unsafe {
             if down.encoding.is_integer() {

@@ -15,8 +15,9 @@ use super::*;
 use crate::bank::{BiasWeight, ResidentBank, ResidentExpert};
 use crate::{Encoding, Float, Take, Tally, Weight};
 
-const HIDDEN: usize = 128;
-const INTERMEDIATE: usize = 192;
+/// As wide as rows in tiles are at least; the shared expert's hidden rows are narrower.
+const HIDDEN: usize = 512;
+const INTERMEDIATE: usize = 576;
 const SHARED_INTERMEDIATE: usize = 64;
 const EXPERTS: usize = 7;
 /// Experts of a row.
@@ -32,7 +33,7 @@ const K: usize = 3;
 /// about 1.
 const INTEGER_TOLERANCE: f64 = 2e-4;
 
-/// The same for unquantised weights: sums of up to 192 f32 terms in 16 lanes, and exponentials good to 3e-7.
+/// The same for unquantised weights: sums of up to 576 f32 terms in 16 lanes, and exponentials good to 3e-7.
 const FLOAT_TOLERANCE: f64 = 3e-6;
 
 const SWIGLU: Activation = Activation::SwiGlu;
