@@ -475,7 +475,8 @@ const checks = [
     assert.match(await page.locator('.thinking:not([hidden]) summary').innerText(), /^Thought for/);
     assert.equal(await page.locator('.thinking:not([hidden]) .thoughts').isVisible(), false);
     await page.click('.thinking:not([hidden]) summary');
-    assert.match(await page.locator('.thinking:not([hidden]) .thoughts').innerText(), /A mill needs water/);
+    // They are drawn after the box has opened.
+    await page.locator('.thinking:not([hidden]) .thoughts', { hasText: 'A mill needs water' }).waitFor();
     await visitor.done();
   }],
 
