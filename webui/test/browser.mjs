@@ -576,11 +576,11 @@ const checks = [
     assert.equal(await page.locator('#input').inputValue(), 'overflow');
     assert.equal(await count(page, '.welcome'), 1);
     await ask(page, 'please fail');
-    await page.getByText('reading expert 17 of layer 3 failed').waitFor();
+    await page.locator('#messages').getByText('reading expert 17 of layer 3 failed').waitFor();
     assert.ok((await lastAnswer(page)).length > 10, 'what had come is lost');
     await page.click('#new-chat');
     await ask(page, 'please break');
-    await page.getByText(/broke off/).first().waitFor();
+    await page.locator('#messages').getByText(/broke off/).first().waitFor();
     await visitor.done();
   }],
 
