@@ -167,6 +167,7 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
         }
         let outputs: Vec<u32> = (0..count as u32).collect();
         let rows = Rows { inputs: &job.rows, outputs: &outputs };
+        #[cfg(target_arch = "x86_64")]
         let tiles = uses_tiles(isa, count, cols);
         if !(gate.encoding.is_integer() && up.encoding.is_integer()) {
             buffers.gathered.resize(buffers.gathered.len().max(count * cols), 0.0);

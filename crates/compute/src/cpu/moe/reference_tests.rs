@@ -15,9 +15,9 @@ use super::*;
 use crate::bank::{BiasWeight, ResidentBank, ResidentExpert};
 use crate::{Encoding, Float, Take, Tally, Weight};
 
-/// As wide as rows in tiles are at least; the shared expert's hidden rows are narrower.
-const HIDDEN: usize = 512;
-const INTERMEDIATE: usize = 576;
+/// Where there are tiles, as wide as their rows are at least; the shared expert's hidden rows are narrower.
+const HIDDEN: usize = if cfg!(target_arch = "x86_64") { 512 } else { 128 };
+const INTERMEDIATE: usize = if cfg!(target_arch = "x86_64") { 576 } else { 192 };
 const SHARED_INTERMEDIATE: usize = 64;
 const EXPERTS: usize = 7;
 /// Experts of a row.
