@@ -198,7 +198,7 @@ impl Invocation {
         }
     }
 
-    /// Plans a model for a command that knows how many positions it needs.
+    /// Plans a model for a command that knows how many positions it needs, and how many copies of a recurrent state.
     pub(crate) fn plan_for(
         &self,
         model: &OpenModel,

@@ -26,8 +26,8 @@ pub const DEPTHS: [usize; 4] = [4, 8, 16, 32];
 
 /// The factor by which each depth must win over 32. The trial runs on idle cores and never stops; in a run reads come by
 /// the expert, nine for each, and whoever refills a short queue must first be woken beside cores that compute. A bench
-/// that chose 8, a tenth faster than 32 in its trial, read at 0.63 of the plain rate; those that chose 16 at 0.75 on
-/// average, and those that chose 32 at 0.85 (2-core Xeon, 2026-11-16).
+/// that chose 8 read at 0.63 of the plain rate, six that were given 16 at 0.75 on average, and six with 32 at 0.85 (tuned
+/// routing, 2-core Xeon, 2026-11-16).
 const DEPTH_FACTORS: [f64; 4] = [1.5, 1.3, 1.15, 1.0];
 /// io_uring may be this much slower than threads in the trial, on idle cores. While they compute, a thread that is to read
 /// first waits for one of them, and io_uring begins reads at once: in seven turns of decoding on two busy cores its bound

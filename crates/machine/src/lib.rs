@@ -1,7 +1,8 @@
 //! This computer: cores and instruction sets, memory and its limits, huge pages, disk, and what day it is.
 //!
-//! Everything here asks the operating system and answers in plain numbers. Nothing here knows about
-//! models, and nothing here decides what to do with an answer: `engine` plans, `compute` picks kernels.
+//! Everything here asks the operating system and answers in plain numbers; only [`mod@thread`] tells it something.
+//! Nothing here knows about models, and nothing here decides what to do with an answer: `engine` plans,
+//! `compute` picks kernels.
 //! Invariant: a question that this system cannot answer gives `None` or a portable fallback, never a panic.
 
 pub mod amx;
