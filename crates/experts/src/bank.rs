@@ -100,6 +100,12 @@ impl Arena {
         Ok(Arena { _pages: pages, start, slots: places })
     }
 
+    /// How long a slot is, on average.
+    pub(crate) fn mean_bytes(&self) -> usize {
+        let bytes: usize = self.slots.iter().map(|&(_, len)| len).sum();
+        bytes / self.slots.len().max(1)
+    }
+
     /// Where a slot begins.
     pub(crate) fn target(&self, slot: u32, offset: usize) -> std::ptr::NonNull<u8> {
         let (start, len) = self.slots[slot as usize];
@@ -253,7 +259,7 @@ impl StreamedBank {
         self.core.lock().rehearsing = on;
     }
 
-    /// The reader, for traces and plain reads.
+    /// The reader, for traces.
     pub fn reader(&self) -> &Reader {
         &self.reader
     }
@@ -266,8 +272,7 @@ impl StreamedBank {
         slot: u32,
         reads: &mut Vec<Read>,
     ) -> u64 {
-        let layer = self.layers[index].as_ref().expect("a layer with experts");
-        let record = Record::new(layer, expert as usize);
+        let record = Record::new(self.layer(index), expert as usize);
         reads.extend(record.pieces().map(|piece| Read {
             file: piece.file,
             offset: piece.offset,
@@ -280,8 +285,13 @@ impl StreamedBank {
         record.slot_bytes() as u64
     }
 
+    /// The experts of a layer that has some.
+    pub(crate) fn layer(&self, index: usize) -> &LayerExperts {
+        self.layers[index].as_ref().expect("a layer with experts")
+    }
+
     /// The layer and index of an expert.
-    pub(crate) fn owner(&self, key: u32) -> (&LayerExperts, u32) {
+    pub(crate) fn owner(&self, key: u32) -> (usize, u32) {
         let layers = self.layers.iter().enumerate();
         let mut found = None;
         for (index, layer) in layers {
@@ -289,10 +299,15 @@ impl StreamedBank {
                 && key >= first
                 && key < first + layer.layout.experts() as u32
             {
-                found = Some((layer, key - first));
+                found = Some((index, key - first));
             }
         }
         found.expect("a key of this bank")
+    }
+
+    /// Waits until nobody visits; nobody else does while the guard lives.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -316,7 +331,7 @@ impl ExpertBank for StreamedBank {
         rows: usize,
         trials: &'a [Trial],
     ) -> Box<dyn Visit + 'a> {
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.turn();
         let (class, first_key) = self.geometry.layer(layer).expect("a layer with experts");
         let visit =
             StreamedVisit { bank: self, layer, first_key, stall: self.options.stall, _turn: turn };

@@ -9,6 +9,7 @@ pub mod cache;
 pub mod device;
 mod error;
 mod geometry;
+mod plain;
 pub mod probe;
 pub mod reader;
 mod record;

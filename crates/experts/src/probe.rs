@@ -154,22 +154,6 @@ pub fn choose(
     Ok(Choice { access, method, bytes_per_second, tried })
 }
 
-/// The rate, in bytes per second, at which the samples come when each is read once this way: the
-/// disk's ceiling for reads of their shape. `scratch` is as in [`choose`].
-///
-/// # Panics
-/// As [`choose`].
-pub fn throughput(
-    device: &Arc<dyn Device>,
-    method: Method,
-    samples: &[Sample],
-    scratch: &mut [u8],
-) -> Result<f64> {
-    let mut reads = samples.iter().copied();
-    let run = run(device, method, &mut || reads.next(), scratch, &|_, _| false)?;
-    Ok(run.rate())
-}
-
 /// Whether the answer means "not this way" rather than "this disk is broken".
 fn is_refusal(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};

@@ -114,6 +114,8 @@ pub(crate) struct State {
     pub(crate) waited: Duration,
     pub(crate) rehearsing: bool,
     rehearsed: usize,
+    /// How often slots were chosen for plain reads.
+    pub(crate) plain_rounds: usize,
     pub(crate) visits: Option<Vec<VisitRecord>>,
     pub(crate) activities: Vec<Activity>,
     current: Option<VisitRecord>,
@@ -143,6 +145,7 @@ impl State {
             waited: Duration::ZERO,
             rehearsing: false,
             rehearsed: 0,
+            plain_rounds: 0,
             visits: None,
             activities: Vec::new(),
             current: None,

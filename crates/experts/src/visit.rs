@@ -225,10 +225,13 @@ impl Visit for StreamedVisit<'_> {
 impl StreamedVisit<'_> {
     /// The layer and index of the expert in a slot: this layer's, unless it is a rehearsal.
     fn content_of(&self, key: u32) -> (&crate::record::LayerExperts, u32) {
-        let layer = self.bank.layers[self.layer].as_ref().expect("a layer with experts");
+        let layer = self.bank.layer(self.layer);
         match key.checked_sub(self.first_key) {
             Some(expert) if (expert as usize) < layer.layout.experts() => (layer, expert),
-            _ => self.bank.owner(key),
+            _ => {
+                let (index, expert) = self.bank.owner(key);
+                (self.bank.layer(index), expert)
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use checkpoint::Projection;
 use compute::{ExpertBank, Tallied};
-use experts::device::{Fault, Faulty};
+use experts::device::{Fault, Faulty, Rule};
 use experts::reads_of;
 
 use crate::support::{Dice, EXPERT_BYTES, EXPERTS, LAYERS, Model, Settings, within_patience};
@@ -159,6 +159,57 @@ fn a_rehearsal_reads_nothing_and_counts_nothing() {
         model.visit(&bank, 0, &[3, 2, 1], 1, 2);
         assert_eq!(bank.statistics().hits, before.hits + 3);
         model.visit(&bank, 1, &[7, 8], 1, 2);
+    });
+}
+
+#[test]
+fn plain_reads_leave_the_slots_as_they_were() {
+    within_patience(|| {
+        let model = Model::new();
+        // A delay of nothing: a fault that only counts.
+        let counting = Rule::always(Fault::Delay(Duration::ZERO));
+        let counter = Arc::new(Faulty::new(model.device(), 0).with_rule(counting));
+        let bank = model.bank(counter.clone(), Settings { kept: 4, ..Settings::default() });
+        assert_eq!(bank.read_plainly(1).unwrap(), (0, Duration::ZERO), "nothing is kept");
+        for layer in 0..LAYERS {
+            model.visit(&bank, layer, &[0, 3, 5, 8], 1, 2);
+        }
+        let before = bank.statistics();
+        // Less than one expert, some of the slots, and all of them more than once.
+        for least in [1, 3 * EXPERT_BYTES, 9 * LAYERS * EXPERT_BYTES] {
+            let counted = counter.fault_count();
+            let (bytes, time) = bank.read_plainly(least as u64).unwrap();
+            assert!(bytes >= least as u64 && bytes < (2 * least + 8 * EXPERT_BYTES) as u64);
+            assert!(time > Duration::ZERO);
+            // Each expert that was read, and the one that was there before.
+            let reads = reads_of(model.layers[0].as_ref().unwrap(), 0).len() as u64;
+            let experts = bytes / EXPERT_BYTES as u64;
+            assert_eq!(counter.fault_count() - counted, 2 * experts * reads);
+        }
+        let after = bank.statistics();
+        assert_eq!((before.hits, before.misses), (after.hits, after.misses));
+        assert_eq!(before.reads.bytes, after.reads.bytes);
+        for layer in 0..LAYERS {
+            model.visit(&bank, layer, &[0, 3, 5, 8], 1, 2);
+        }
+        assert_eq!(bank.statistics().misses, before.misses, "all were still there");
+    });
+}
+
+#[test]
+fn slots_that_plain_reads_have_spoiled_are_read_again() {
+    within_patience(|| {
+        let model = Model::new();
+        // An expert that no visit asks for.
+        let rule = model.rule(0, 3, Projection::Up, Fault::Broken);
+        let faulty = Arc::new(Faulty::new(model.device(), 0).with_rule(rule));
+        let bank = model.bank(faulty, Settings { kept: 2, ..Settings::default() });
+        model.visit(&bank, 0, &[1, 2], 1, 2);
+        bank.read_plainly(u64::MAX).unwrap_err();
+        let before = bank.statistics().misses;
+        // Both have their own bytes, which a visit checks.
+        model.visit(&bank, 0, &[1, 2], 1, 2);
+        assert_eq!(bank.statistics().misses, before + 2);
     });
 }
 

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use checkpoint::FileIndex;
 use experts::device::{ALIGNMENT, Access, Device, Fault, Faulty, Rule};
-use experts::probe::{DEPTHS, Sample, Trial, choose, throughput};
+use experts::probe::{DEPTHS, Sample, Trial, choose};
 use experts::reader::Queue;
 use experts::{Error, Result};
 use machine::pages::Pages;
 
-use crate::support::{LENGTHS, open, threads, write_files};
+use crate::support::{LENGTHS, open, write_files};
 
 const BUDGET: Duration = Duration::from_millis(50);
 
@@ -206,22 +206,4 @@ fn without_samples_nothing_is_tried() {
     let choice =
         choose(&|_| Ok(open(&paths, Access::Buffered).unwrap()), &[], &mut scratch(), BUDGET);
     assert!(choice.unwrap().tried.is_empty());
-}
-
-#[test]
-fn throughput_reads_each_sample_once() {
-    let (_folder, paths) = write_files(&LENGTHS);
-    // A delay of nothing: a fault that only counts.
-    let counting = Rule::always(Fault::Delay(Duration::ZERO));
-    let files = open(&paths, Access::Buffered).unwrap();
-    let counter = Arc::new(Faulty::new(files, 0).with_rule(counting));
-    let device: Arc<dyn Device> = counter.clone();
-    let samples = samples();
-    for (round, scratch_bytes) in [2 * ALIGNMENT, 11 * ALIGNMENT, 1 << 22].into_iter().enumerate() {
-        let mut scratch = Pages::new(scratch_bytes).unwrap();
-        let rate = throughput(&device, threads(4), &samples, &mut scratch).unwrap();
-        assert!(rate > 0.0);
-        assert_eq!(counter.fault_count(), (samples.len() * (round + 1)) as u64);
-    }
-    assert_eq!(throughput(&device, threads(4), &[], &mut scratch()).unwrap(), 0.0);
 }

@@ -3,7 +3,7 @@
 //! In a layer the chain mixer → route → read → experts is serial: only computing with experts that are in
 //! memory hides a read. So a token takes at least Σ over layers of mixer + max(experts, bytes missed / disk),
 //! and its head. The times are those of a rehearsal, the same steps with whatever experts are in slots; the
-//! disk's rate is that of the same reads without anything else. Both are measured in pauses between the tokens: a disk
+//! disk's rate is that of the same reads into the same memory without anything else. Both are measured in pauses between the tokens: a disk
 //! that others use too was seen to change from 4.7 to 2.4 GB/s within seconds, and what is compared must have met the
 //! same.
 
@@ -14,10 +14,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use engine::Runner;
-use experts::probe::{self, Sample};
 use experts::reader::{Priority, TraceEvent};
 use experts::{Activity, Statistics, StreamedBank, VisitRecord};
-use machine::pages::Pages;
 use model::Logits;
 use serde::Serialize;
 use serde_json::json;
@@ -28,9 +26,6 @@ pub(super) const STRETCH: usize = 8;
 
 /// Tokens that are rehearsed in a pause. The first is not counted: it finds the weights out of the processor's caches.
 pub(super) const REHEARSAL: usize = 2;
-
-/// Memory that the disk's own rate is measured with.
-const PLAIN_BYTES: usize = 32 << 20;
 
 /// What is read from the disk in a pause, for its rate.
 const PLAIN_READ_BYTES: u64 = 96 << 20;
@@ -93,7 +88,7 @@ impl Watch {
             before: bank.statistics(),
             visits: Vec::new(),
             activities: Vec::new(),
-            plain: PlainReads::new(bank)?,
+            plain: PlainReads::default(),
             rehearsal: Rehearsal::default(),
         };
         watch.pause(runner, sequence)?;
@@ -275,34 +270,18 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The same reads with nothing else going on, each time of other experts.
+/// What plain reads came to.
+#[derive(Default)]
 struct PlainReads {
-    samples: Vec<Sample>,
-    next: usize,
-    scratch: Pages,
     bytes: f64,
     seconds: f64,
 }
 
 impl PlainReads {
-    fn new(bank: &StreamedBank) -> Result<PlainReads> {
-        let samples = engine::samples(bank.layers());
-        let scratch = Pages::new(PLAIN_BYTES)?;
-        Ok(PlainReads { samples, next: 0, scratch, bytes: 0.0, seconds: 0.0 })
-    }
-
     fn measure(&mut self, bank: &StreamedBank) -> Result<()> {
-        let (mut bytes, mut part) = (0, Vec::new());
-        while bytes < PLAIN_READ_BYTES && part.len() < self.samples.len() {
-            let sample = self.samples[self.next % self.samples.len()];
-            self.next += 1;
-            bytes += sample.2 as u64;
-            part.push(sample);
-        }
-        let (device, method) = (bank.device(), bank.options().method);
-        let rate = probe::throughput(device, method, &part, &mut self.scratch)?;
+        let (bytes, time) = bank.read_plainly(PLAIN_READ_BYTES)?;
         self.bytes += bytes as f64;
-        self.seconds += bytes as f64 / rate;
+        self.seconds += time.as_secs_f64();
         Ok(())
     }
 
