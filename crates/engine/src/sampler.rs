@@ -14,7 +14,9 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use compute::logits::{STEPS, Spread, least_weight, mass, tokens_of_step, weight};
+use compute::logits::{
+    RUN, STEPS, Spread, largest, least_weight, mass, next_above, tokens_of_step, weight,
+};
 
 use crate::Mask;
 
@@ -219,9 +221,6 @@ struct DrawScratch {
 /// Candidates that are ranked at first where any number may be wanted. Most draws fall among a few.
 const FIRST_RANKED: usize = 32;
 
-/// Logits that are compared with the bar at once.
-const RANKED_TOGETHER: usize = 32;
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     logit: f32,
@@ -239,15 +238,15 @@ pub fn sample(
     scratch: &mut Scratch,
 ) -> Result<Sampled, SampleError> {
     params.validate()?;
-    let raw_best = best_logit(logits)?;
     let Scratch { adjusted, draw: draw_scratch } = scratch;
-
     let (adjusted, best) = if params.logit_bias.is_empty() && !params.penalises() && mask.is_none()
     {
-        (logits, raw_best)
+        (logits, best_logit(logits)?)
     } else {
         adjust(logits, history, params, adjusted)?;
         if let Some(mask) = mask {
+            // A broken logit is seen below, unless the mask hides it.
+            best_logit(logits)?;
             forbid(adjusted, mask)?;
         }
         (adjusted.as_slice(), best_logit(adjusted)?)
@@ -261,6 +260,7 @@ pub fn sample(
     let Some(top_count) = params.logprobs else {
         return Ok(Sampled { token, logprob: None, top: Vec::new() });
     };
+    let raw_best = best_logit(logits)?;
     let log_mass = mass(logits, raw_best, 1.0).ln();
     let logprob = |logit: f32| (f64::from(logit) - f64::from(raw_best) - log_mass) as f32;
     let candidates = &mut draw_scratch.candidates;
@@ -271,33 +271,19 @@ pub fn sample(
 
 /// The largest logit, or why there is none.
 fn best_logit(logits: &[f32]) -> Result<f32, SampleError> {
-    const LANES: usize = 16;
     let vocabulary = logits.len();
     if vocabulary == 0 {
         return Err(SampleError::EmptyVocabulary);
     }
-    let mut best = [f32::NEG_INFINITY; LANES];
-    let mut broken = [0u32; LANES];
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let mut last = [f32::NEG_INFINITY; LANES];
-    last[..rest.len()].copy_from_slice(rest);
-    for chunk in chunks.iter().chain([&last]) {
-        for lane in 0..LANES {
-            let logit = chunk[lane];
-            best[lane] = if logit > best[lane] { logit } else { best[lane] };
-            broken[lane] |= u32::from(logit.is_nan() | (logit == f32::INFINITY));
+    match largest(logits) {
+        None => {
+            let nan = logits.iter().filter(|logit| logit.is_nan()).count();
+            let infinite = logits.iter().filter(|&&logit| logit == f32::INFINITY).count();
+            Err(SampleError::BrokenLogits { nan, infinite, vocabulary })
         }
+        Some(f32::NEG_INFINITY) => Err(SampleError::AllMasked { vocabulary }),
+        Some(best) => Ok(best),
     }
-    if broken.iter().any(|&broken| broken != 0) {
-        let nan = logits.iter().filter(|logit| logit.is_nan()).count();
-        let infinite = logits.iter().filter(|&&logit| logit == f32::INFINITY).count();
-        return Err(SampleError::BrokenLogits { nan, infinite, vocabulary });
-    }
-    let best = best.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    if best == f32::NEG_INFINITY {
-        return Err(SampleError::AllMasked { vocabulary });
-    }
-    Ok(best)
 }
 
 /// Bias and penalties. Masked tokens stay masked, and no other one becomes infinite.
@@ -523,12 +509,11 @@ fn rank(logits: &[f32], count: usize, candidates: &mut Vec<Candidate>) {
     }
     // Whatever is not above the count-th best so far cannot be among the best: an equal one has a higher id.
     let mut bar = f32::NEG_INFINITY;
-    for (chunk, first) in logits.chunks(RANKED_TOGETHER).zip((0u32..).step_by(RANKED_TOGETHER)) {
-        // Most have nothing above the bar, and that is seen of all at once.
-        if !chunk.iter().fold(false, |above, &logit| above | (logit > bar)) {
-            continue;
-        }
-        for (token, &logit) in (first..).zip(chunk) {
+    let mut from = 0;
+    // Most have nothing above the bar, and that is seen of many at once.
+    while let Some(first) = next_above(logits, from, bar) {
+        from = first + RUN;
+        for (token, &logit) in (first as u32..).zip(logits[first..].iter().take(RUN)) {
             if logit > bar {
                 candidates.push(Candidate { logit, token });
                 if candidates.len() == count.saturating_mul(2) {

@@ -16,6 +16,22 @@ pub fn mass(logits: &[f32], best: f32, inverse_temperature: f64) -> f64 {
     mass_kernel(machine::cpu::isa(), logits, best, inverse_temperature as f32)
 }
 
+/// The largest of them; none if one is not a number or plus infinity. Minus infinity if there are none.
+pub fn largest(logits: &[f32]) -> Option<f32> {
+    let (largest, is_broken) = largest_kernel(machine::cpu::isa(), logits);
+    (!is_broken).then_some(largest)
+}
+
+/// Where the next run of logits begins, at or after `from`, of which one is above the bar; of [`RUN`] logits, fewer at the end.
+/// `from` is a multiple of that.
+pub fn next_above(logits: &[f32], from: usize, bar: f32) -> Option<usize> {
+    let after = next_above_kernel(machine::cpu::isa(), logits.get(from..)?, bar)?;
+    Some(from + after)
+}
+
+/// Logits that are compared with a bar at once.
+pub const RUN: usize = TOGETHER;
+
 /// Steps into which the distance from the best logit is cut; the last has everything beyond.
 pub const STEPS: usize = 2048;
 
@@ -87,6 +103,55 @@ fn step_of(x: f32) -> usize {
 
 /// Logits whose exponentials are computed side by side: that of one is a chain of many operations.
 const TOGETHER: usize = 32;
+
+versions! {
+    fn largest_kernel(logits: &[f32]) -> (f32, bool) = largest_body
+}
+
+#[inline(always)]
+fn largest_body(logits: &[f32]) -> (f32, bool) {
+    let mut best = [f32::NEG_INFINITY; TOGETHER];
+    let mut broken = [0u32; TOGETHER];
+    let (chunks, rest) = logits.as_chunks::<TOGETHER>();
+    let mut last = [f32::NEG_INFINITY; TOGETHER];
+    last[..rest.len()].copy_from_slice(rest);
+    for chunk in chunks.iter().chain([&last]) {
+        for i in 0..TOGETHER {
+            best[i] = if chunk[i] > best[i] { chunk[i] } else { best[i] };
+            // Neither is less than plus infinity.
+            broken[i] |= if chunk[i] < f32::INFINITY { 0 } else { 1 };
+        }
+    }
+    let (mut largest, mut is_broken) = (f32::NEG_INFINITY, 0);
+    for i in 0..TOGETHER {
+        largest = if best[i] > largest { best[i] } else { largest };
+        is_broken |= broken[i];
+    }
+    (largest, is_broken != 0)
+}
+
+versions! {
+    fn next_above_kernel(logits: &[f32], bar: f32) -> Option<usize> = next_above_body
+}
+
+#[inline(always)]
+fn next_above_body(logits: &[f32], bar: f32) -> Option<usize> {
+    let (chunks, rest) = logits.as_chunks::<RUN>();
+    for (index, chunk) in chunks.iter().enumerate() {
+        let mut above = 0u32;
+        for i in 0..RUN {
+            above |= if chunk[i] > bar { 1 } else { 0 };
+        }
+        if above != 0 {
+            return Some(index * RUN);
+        }
+    }
+    let mut above = false;
+    for &logit in rest {
+        above |= logit > bar;
+    }
+    above.then_some(chunks.len() * RUN)
+}
 
 versions! {
     fn mass_kernel(logits: &[f32], best: f32, inverse_temperature: f32) -> f64 = mass_body
@@ -261,6 +326,48 @@ mod tests {
                 assert!(other.sums == spread.sums, "{count} logits on {isa}");
             }
         }
+    }
+
+    #[test]
+    fn the_largest_is_found_and_what_is_broken_is_seen() {
+        for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
+            assert_eq!(largest_kernel(isa, &[]), (f32::NEG_INFINITY, false));
+            for count in [1, 31, 32, 33, 64, 100] {
+                for place in 0..count {
+                    let mut logits = vec![f32::MIN; count];
+                    logits[0] = f32::NEG_INFINITY;
+                    logits[place] = -3.0;
+                    assert_eq!(largest_kernel(isa, &logits), (-3.0, false), "{isa}");
+                    for broken in [f32::NAN, -f32::NAN, f32::INFINITY] {
+                        logits[place] = broken;
+                        assert!(largest_kernel(isa, &logits).1, "{broken} at {place} on {isa}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn runs_with_something_above_the_bar_are_found() {
+        let logits: Vec<f32> = (0..1000).map(|i| (i * 7919 % 1009) as f32).collect();
+        for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
+            for bar in [-1.0, 700.0, 1000.0, 1006.5, 1007.0, 1008.0] {
+                let mut found = Vec::new();
+                let mut from = 0;
+                while let Some(after) = next_above_kernel(isa, &logits[from..], bar) {
+                    found.push((from + after) / RUN);
+                    from = (from + after + RUN).min(logits.len());
+                }
+                let runs = logits.chunks(RUN).enumerate();
+                let above = runs.filter(|(_, run)| run.iter().any(|&logit| logit > bar));
+                assert_eq!(
+                    found,
+                    above.map(|(index, _)| index).collect::<Vec<_>>(),
+                    "{bar} on {isa}"
+                );
+            }
+        }
+        assert_eq!(next_above(&logits, 1024, -1.0), None, "behind the end");
     }
 
     #[test]
