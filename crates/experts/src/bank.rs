@@ -106,6 +106,11 @@ impl Arena {
         bytes / self.slots.len().max(1)
     }
 
+    /// How long this slot is.
+    pub(crate) fn slot_len(&self, slot: u32) -> usize {
+        self.slots[slot as usize].1
+    }
+
     /// Where a slot begins.
     pub(crate) fn target(&self, slot: u32, offset: usize) -> std::ptr::NonNull<u8> {
         let (start, len) = self.slots[slot as usize];

@@ -13,9 +13,9 @@ use crate::state::State;
 use crate::{Error, Result};
 
 impl StreamedBank {
-    /// Reads experts that nobody wants into slots that hold others, `least_bytes` or more of them, as many at a time as
-    /// for misses, and afterwards what the slots held: the bytes of the former and the time they took. Both are zero if
-    /// no slot holds an expert. Visits wait meanwhile; the bank's own counters know nothing of it.
+    /// Reads experts that nobody wants into slots, `least_bytes` or more of them, as many at a time as for misses, and
+    /// afterwards what the slots held: the bytes of the former and the time they took. Both are zero if all slots are
+    /// being read into. Visits wait meanwhile; the bank's own counters know nothing of it.
     pub fn read_plainly(&self, least_bytes: u64) -> Result<(u64, Duration)> {
         let _turn = self.turn();
         // Held to the end: until then nobody reads into a slot or hands it over.
@@ -23,15 +23,16 @@ impl StreamedBank {
         let reads = PlainReader::start(self)?;
         let (mut bytes, mut time) = (0, Duration::ZERO);
         while bytes < least_bytes {
-            let held = state.spread_slots(self.arena.mean_bytes(), least_bytes - bytes);
-            if held.is_empty() {
+            let slots = state.spread_slots(self.arena.mean_bytes(), least_bytes - bytes);
+            if slots.is_empty() {
                 break;
             }
-            match self.read_and_restore(&reads, &held, state.plain_rounds) {
+            match self.read_and_restore(&reads, &slots, state.plain_rounds) {
                 Ok((read, took)) => (bytes, time) = (bytes + read, time + took),
                 Err(error) => {
                     // What is in them now is anybody's guess.
-                    held.iter().for_each(|&(slot, key)| state.lose(slot, key));
+                    let held = slots.iter().filter_map(|&(slot, held)| Some((slot, held?)));
+                    held.for_each(|(slot, key)| state.lose(slot, key));
                     return Err(error);
                 }
             }
@@ -42,38 +43,58 @@ impl StreamedBank {
     fn read_and_restore(
         &self,
         reader: &PlainReader,
-        held: &[(u32, u32)],
+        slots: &[(u32, Option<u32>)],
         round: usize,
     ) -> Result<(u64, Duration)> {
         let (mut others, mut own, mut bytes) = (Vec::new(), Vec::new(), 0);
-        for &(slot, key) in held {
-            let (index, expert) = self.owner(key);
-            let experts = self.layer(index).layout.experts();
+        for &(slot, held) in slots {
+            let held = held.map(|key| self.owner(key));
             // Of the same layer, so of the same size, and each round another one.
+            let (index, expert) = held.unwrap_or_else(|| self.some_layer_of(slot, round));
+            let experts = self.layer(index).layout.experts();
             let other = (expert as usize + 1 + round % (experts - 1).max(1)) % experts;
             bytes += self.reads_into(index, other as u32, slot, &mut others);
-            self.reads_into(index, expert, slot, &mut own);
+            if let Some((index, expert)) = held {
+                self.reads_into(index, expert, slot, &mut own);
+            }
         }
-        // SAFETY: `held` names each slot once, nothing is being read into it, and the caller has both the turn and the
+        // SAFETY: `slots` names each slot once, nothing is being read into it, and the caller has both the turn and the
         // state's lock, so that nobody begins to use or to fill it.
         let time = unsafe { reader.carry_out(&others) }?;
         // SAFETY: as above; the reads before are done.
         unsafe { reader.carry_out(&own) }?;
         Ok((bytes, time))
     }
+
+    /// For an empty slot: a layer whose experts fit it, each round another one, and one of them.
+    fn some_layer_of(&self, slot: u32, round: usize) -> (usize, u32) {
+        let fits = |&index: &usize| {
+            self.geometry.layer(index).is_some_and(|(class, _)| {
+                self.geometry.classes()[usize::from(class)].slot_bytes == self.arena.slot_len(slot)
+            })
+        };
+        let layers: Vec<usize> = (0..self.layers.len()).filter(fits).collect();
+        let index = layers[(slot as usize + round) % layers.len()];
+        (index, slot % self.layer(index).layout.experts() as u32)
+    }
 }
 
 impl State {
-    /// Slots with an expert, evenly spread, at least this many bytes of them if there are as many: slot and key. Each time
-    /// others.
-    fn spread_slots(&mut self, slot_bytes: usize, bytes: u64) -> Vec<(u32, u32)> {
+    /// Slots that nothing is being read into, evenly spread, at least this many bytes of them if there are as many, each
+    /// with the key of what it holds. Each time others.
+    fn spread_slots(&mut self, slot_bytes: usize, bytes: u64) -> Vec<(u32, Option<u32>)> {
         let wanted = bytes.div_ceil(slot_bytes.max(1) as u64) as usize;
         let step = (self.slots.len() / wanted.max(1)).max(1);
         let first = self.plain_rounds % step;
         self.plain_rounds += 1;
-        let slots = (first..self.slots.len()).step_by(step);
-        let idle = slots.filter(|&slot| self.slots[slot].reads_left == 0);
-        idle.filter_map(|slot| Some((slot as u32, self.slots[slot].content?))).collect()
+        let slots = (first..self.slots.len()).step_by(step).map(|slot| slot as u32);
+        let is_free = |&slot: &u32| {
+            let state = &self.slots[slot as usize];
+            // Whoever keeps an expert there counts on its bytes.
+            let is_known = state.content.is_some() || self.cache.content(slot).is_none();
+            state.reads_left == 0 && is_known
+        };
+        slots.filter(is_free).map(|slot| (slot, self.slots[slot as usize].content)).collect()
     }
 
     fn lose(&mut self, slot: u32, key: u32) {
