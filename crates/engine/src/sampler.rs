@@ -238,6 +238,9 @@ pub fn sample(
     scratch: &mut Scratch,
 ) -> Result<Sampled, SampleError> {
     params.validate()?;
+    if logits.is_empty() {
+        return Err(SampleError::EmptyVocabulary);
+    }
     let Scratch { adjusted, draw: draw_scratch } = scratch;
     let (adjusted, best) = if params.logit_bias.is_empty() && !params.penalises() && mask.is_none()
     {
@@ -272,9 +275,6 @@ pub fn sample(
 /// The largest logit, or why there is none.
 fn best_logit(logits: &[f32]) -> Result<f32, SampleError> {
     let vocabulary = logits.len();
-    if vocabulary == 0 {
-        return Err(SampleError::EmptyVocabulary);
-    }
     match largest(logits) {
         None => {
             let nan = logits.iter().filter(|logit| logit.is_nan()).count();

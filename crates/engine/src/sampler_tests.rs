@@ -187,6 +187,15 @@ proptest! {
     }
 }
 
+#[test]
+fn no_logits_are_that_whatever_is_asked_of_them() {
+    let biased = SamplingParams { logit_bias: vec![(0, 1.0)], ..SamplingParams::default() };
+    for params in [SamplingParams::greedy(), SamplingParams::default(), biased] {
+        let sampled = sample(&[], &TokenCounts::new(), &params, 0, None, &mut Scratch::default());
+        assert_eq!(sampled.unwrap_err(), SampleError::EmptyVocabulary);
+    }
+}
+
 /// χ² of the draws at positions 0..n against the reference.
 #[track_caller]
 fn check_distribution(logits: &[f32], params: &SamplingParams) {
