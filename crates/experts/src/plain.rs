@@ -1,8 +1,8 @@
 //! The disk's own rate: reads as misses make them, with nothing else going on.
 //!
 //! They land where those of misses land, in slots all over the arena, which then get back what they held. A small buffer
-//! that is read into again and again is the better target: on a virtual machine's disk 32 MB were filled at 3.3 GB/s where
-//! 2 GB were filled at 2.1 (`benches/landing.py`). No expert that is kept can be read at such a rate.
+//! that is read into again and again is the better target: on a virtual machine's disk 32 MiB were filled at 3.6 GB/s where
+//! 2 GiB were filled at 2.2 (`benches/landing.py`). No expert that is kept can be read at such a rate.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -143,7 +143,13 @@ impl Error {
                 }
                 Some(format!("on this computer: {}\n{download}", known.join(", ")))
             }
-            Error::PathNotFound { suggestions, .. } => did_you_mean(suggestions),
+            Error::PathNotFound { suggestions, .. } => {
+                Some(did_you_mean(suggestions).unwrap_or_else(|| {
+                    "a model is a folder with config.json and its .safetensors files, or a name \
+                     like org/repo"
+                        .to_owned()
+                }))
+            }
             Error::Incomplete { repository: Some(repository), revision, .. } => {
                 let download = download_command(repository, revision.as_deref());
                 Some(format!("finish the download with `{download}`"))

@@ -189,8 +189,8 @@ fn things_that_are_no_models() {
     check_error("local/notes.txt", &["notes.txt is not a model"], &[]);
     check_error("a b", &["`a b` is neither"], &["org/repo"]);
     check_error("org/repo@../../x", &["neither"], &["org/repo"]);
-    check_error("/nonexistent/model", &["/nonexistent/model does not exist"], &[]);
-    check_error("x/y/z", &["WORLD/here/x/y/z does not exist"], &[]);
+    check_error("/nonexistent/model", &["/nonexistent/model does not exist"], &["config.json"]);
+    check_error("x/y/z", &["WORLD/here/x/y/z does not exist"], &["org/repo"]);
 }
 
 #[test]
