@@ -1,6 +1,6 @@
 //! Measures products against their floors: bytes of weights over the bandwidth of a plain read.
 //!
-//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA [WIDTH]]]]`
+//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA [WIDTH [COUNT]]]]]`
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,9 @@ fn main() {
     let named = std::env::args().nth(3).and_then(|name| name.parse().ok());
     let isa = named.filter(|&isa| machine::cpu::supports(isa)).unwrap_or(machine::cpu::isa());
     let width = std::env::args().nth(4).and_then(|n| n.parse().ok()).unwrap_or(2048);
-    let (cols, rows, count) = (width, width, 256);
+    // Few weights stay in a cache.
+    let count: usize = std::env::args().nth(5).and_then(|n| n.parse().ok()).unwrap_or(256);
+    let (cols, rows) = (width, width);
     println!("{isa}, {threads} threads, {count} weights of [{rows}, {cols}]");
     let only: Option<usize> = std::env::args().nth(2).and_then(|n| n.parse().ok());
     for encoding in [
@@ -46,9 +48,9 @@ fn main() {
         {
             let mut backend =
                 CpuBackend::new(isa, threads, x_rows * (rows + cols) + 4096).expect("backend");
-            let used = if x_rows > 16 { 16 } else { count };
+            let used = if x_rows > 16 { count.min(16) } else { count };
             let mut best = f64::MAX;
-            for _ in 0..4 {
+            for _ in 0..(1024 / used).max(4) {
                 let mut step = backend.begin();
                 let row: Arc<[f32]> = (0..cols).map(|i| (i % 17) as f32 - 8.0).collect();
                 let inputs: Vec<Input> =

@@ -6,10 +6,13 @@
 //! only the sum over blocks is in floats, in the one order given in [`super::dot`]. Measured error
 //! of a 4-bit product against f64: about 2e-5 of its norm (a single int8 plane: 5e-3).
 
+mod transposed;
+
 use std::marker::PhantomData;
 
 use machine::cpu::Isa;
 
+use self::transposed::split_transposed;
 use super::lanes::versions;
 
 /// Values that share an activation scale. The smallest weight group that has an integer form.
@@ -43,8 +46,6 @@ pub(crate) struct Activations {
     /// which the low and high nibbles of 64 code bytes come out. Transposed for several rows: then per chunk and
     /// for each eighth value of its blocks and the seven after it, four bytes of each block, block after block.
     /// So a lane of 32 bits belongs to one block, which costs shuffles of codes once and saves them for each row.
-    /// Lanes that a row of 128 or 256 values leaves empty then repeat it, for weight rows that share them; the
-    /// scales there are zero all the same.
     pub(crate) paired: Lines<i8>,
     /// Whether `paired` is transposed.
     pub(crate) transposed: bool,
@@ -193,7 +194,6 @@ impl Writer<'_> {
                 split_planes(isa, values, part(planes));
                 if self.transposed {
                     split_transposed(isa, values, part(paired));
-                    repeat_narrow(self.cols, part(paired));
                 } else {
                     split_paired(isa, values, part(paired));
                 }
@@ -258,16 +258,23 @@ fn quantise_block(
     sum: &mut f32,
     integer_sum: &mut i32,
 ) {
-    let mut lanes = [0.0f32; 16];
-    for i in 0..BLOCK {
-        let magnitude = x[i].abs();
-        let lane = &mut lanes[i % 16];
-        *lane = if magnitude > *lane { magnitude } else { *lane };
+    let mut lanes = [0.0f32; BLOCK / 2];
+    for half in x.as_chunks::<{ BLOCK / 2 }>().0 {
+        for (lane, value) in lanes.iter_mut().zip(half) {
+            let magnitude = value.abs();
+            *lane = if magnitude > *lane { magnitude } else { *lane };
+        }
     }
-    let mut largest = 0.0f32;
-    for lane in lanes {
-        largest = if lane > largest { lane } else { largest };
+    // No lane is a NaN, so any order will do; that of vectors is the fastest.
+    let mut width = BLOCK / 4;
+    while width > 0 {
+        for i in 0..width {
+            let other = lanes[i + width];
+            lanes[i] = if other > lanes[i] { other } else { lanes[i] };
+        }
+        width /= 2;
     }
+    let largest = lanes[0];
     let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
     // Rounds to the nearest integer, ties to even, for magnitudes under 2^22.
     const MAGIC: f32 = 12_582_912.0;
@@ -319,45 +326,6 @@ fn split_paired_body(values: &[i16], out: &mut [i8]) {
             (o[i], o[128 + i]) = (high, low);
             let (high, low) = split(v[2 * i + 1]);
             (o[64 + i], o[192 + i]) = (high, low);
-        }
-    }
-}
-
-/// Fills the empty lanes of a chunk with those of a row of just 4 or 8 blocks.
-fn repeat_narrow(cols: usize, transposed: &mut [i8]) {
-    let (quarters, _) = transposed.as_chunks_mut::<{ 4 * LANE_BLOCKS }>();
-    const FOUR: usize = 4 * BLOCK;
-    const EIGHT: usize = 8 * BLOCK;
-    match cols {
-        FOUR => quarters.iter_mut().for_each(|lanes| {
-            lanes.copy_within(..16, 16);
-            lanes.copy_within(..32, 32);
-        }),
-        EIGHT => quarters.iter_mut().for_each(|lanes| lanes.copy_within(..32, 32)),
-        _ => {}
-    }
-}
-
-versions! { fn split_transposed(values: &[i16], out: &mut [i8]) = split_transposed_body }
-
-#[inline(always)]
-fn split_transposed_body(values: &[i16], out: &mut [i8]) {
-    let (chunks, _) = values.as_chunks::<CHUNK>();
-    let (out, _) = out.as_chunks_mut::<{ 2 * CHUNK }>();
-    let mut paired = [0; 2 * CHUNK];
-    for (values, out) in chunks.iter().zip(out) {
-        split_paired_body(values, &mut paired);
-        // Of the four blocks of each part and plane the first four bytes, then the next.
-        for (part, planes) in paired.as_chunks::<256>().0.iter().enumerate() {
-            for plane in 0..4 {
-                for block in 0..4 {
-                    for k in 0..4 {
-                        let from = 64 * plane + 16 * block + 4 * k;
-                        let to = 256 * k + 64 * plane + 16 * part + 4 * block;
-                        out[to..to + 4].copy_from_slice(&planes[from..from + 4]);
-                    }
-                }
-            }
         }
     }
 }

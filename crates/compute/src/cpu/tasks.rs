@@ -10,8 +10,9 @@ const LEFT_FOR_EACH: usize = 4;
 /// Work of a task at most, and that below which it is mostly its start.
 pub(crate) const LARGEST: usize = 384 << 10;
 const SMALLEST: usize = 48 << 10;
-/// Weight rows of a task at least: their products fill a line of the output.
-const LEAST_ROWS: usize = 16;
+/// Weight rows of a task are a multiple of this, but for the last: their products fill lines of the output, and kernels for
+/// narrow rows take so many at a time.
+const ROWS: usize = 16;
 /// Activation rows whose products take as long as reading the weights does.
 const READING_ROWS: usize = 2;
 
@@ -28,7 +29,7 @@ impl Piece {
     /// So many rows that have so many bytes, to be multiplied with some activation rows.
     pub(crate) fn new(rows: usize, bytes: usize, x_rows: usize) -> Piece {
         let row_work = bytes / rows.max(1) * (x_rows + READING_ROWS) / (1 + READING_ROWS);
-        Piece { rows, row_work, unit: 1 }
+        Piece { rows, row_work, unit: ROWS }
     }
 
     /// The same, with tasks that begin at multiples of `unit` rows.
@@ -49,7 +50,7 @@ pub(crate) fn cut(
         let mut start = 0;
         while start < rows {
             let work = (left / (LEFT_FOR_EACH * threads)).max(SMALLEST).min(largest);
-            let step = (work / row_work.max(1)).max(LEAST_ROWS).next_multiple_of(unit);
+            let step = (work / row_work.max(1)).max(1).next_multiple_of(unit);
             let end = rows.min(start + step);
             tasks.push((index, start..end));
             left -= (end - start) * row_work;
@@ -84,7 +85,7 @@ mod tests {
             }
             for (index, range) in &tasks {
                 let Piece { row_work, unit, .. } = pieces[*index];
-                let rows = LEAST_ROWS.max(LARGEST / row_work).next_multiple_of(unit);
+                let rows = (LARGEST / row_work).max(1).next_multiple_of(unit);
                 assert!(range.len() <= rows, "{range:?} of {index}");
             }
         }
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_small_weight_is_several_tasks_where_many_rows_are_multiplied() {
-        for (x_rows, expect) in [(1, 1), (16, 6)] {
+        for (x_rows, expect) in [(1, 1), (16, 4)] {
             let mut tasks = Vec::new();
             cut(&[Piece::new(256, 256 * 160, x_rows)], 2, LARGEST, &mut tasks);
             assert_eq!(tasks.len(), expect, "{x_rows} rows");

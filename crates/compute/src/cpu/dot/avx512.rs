@@ -246,9 +246,26 @@ fn transpose_sum(d: [__m512i; 4]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn expand<const KIND: u8, const GROUP: usize, const PARTS: usize>(at: *const u8) -> __m512 {
-    let mask = ((1u32 << (PARTS * PART / GROUP)) - 1) as u16;
+    // SAFETY: the caller's promise.
+    let compact = unsafe { load_scales::<KIND>(at, PARTS * PART / GROUP) };
+    let spread = match GROUP {
+        32 => return compact,
+        64 => _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+        _ => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+    };
+    _mm512_permutexvar_ps(spread, compact)
+}
+
+/// The next scales as floats, up to sixteen of them.
+///
+/// # Safety
+/// There are `count`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn load_scales<const KIND: u8>(at: *const u8, count: usize) -> __m512 {
+    let mask = ((1u32 << count) - 1) as u16;
     // SAFETY: masked loads touch only the scales that are there.
-    let compact = unsafe {
+    unsafe {
         match KIND {
             0 => _mm512_maskz_loadu_ps(mask, at.cast()),
             1 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast())),
@@ -265,13 +282,7 @@ unsafe fn expand<const KIND: u8, const GROUP: usize, const PARTS: usize>(at: *co
                 _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_tiny, tiny))
             }
         }
-    };
-    let spread = match GROUP {
-        32 => return compact,
-        64 => _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
-        _ => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-    };
-    _mm512_permutexvar_ps(spread, compact)
+    }
 }
 
 /// The scales of a chunk by the weight's own kind and group, for code that is not compiled for each.

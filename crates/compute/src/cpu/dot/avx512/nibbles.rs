@@ -5,13 +5,15 @@
 //! a row may have fewer parts: those that are not there have no scale and add nothing, as padding would. Rows of one or two
 //! parts in all are [narrow](mod@narrow).
 
+mod few;
 mod narrow;
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use self::narrow::{narrow_rows, shares_lanes};
-use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, expand, transpose_sum};
+use self::few::few;
+use self::narrow::{is_narrow, narrow_rows};
+use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, expand, load_scales, transpose_sum};
 use crate::cpu::dot::{FP4_CODES, Rows, Target};
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
@@ -35,8 +37,12 @@ pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP:
     out: Target,
 ) {
     assert!(x.transposed || x.rows == 1, "several rows are transposed");
-    let is_narrow = x.transposed && shares_lanes::<TAIL>(w);
-    let shares = rows.inputs.len().div_ceil(if is_narrow { narrow::MOST } else { FEW });
+    if x.transposed && is_narrow::<TAIL>(w) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { narrow_rows::<TAIL, KIND, GROUP>(w, range, x, rows, out) };
+        return;
+    }
+    let shares = rows.inputs.len().div_ceil(FEW);
     let mut done = 0;
     for share in 1..=shares {
         let end = rows.inputs.len() * share / shares;
@@ -46,7 +52,6 @@ pub(super) unsafe fn whole_parts<const TAIL: usize, const KIND: u8, const GROUP:
         unsafe {
             match end - done {
                 0 => {}
-                _ if is_narrow => narrow_rows::<TAIL, KIND, GROUP>(w, range, x, some, out),
                 1 if x.transposed => decode::<true, TAIL, KIND, GROUP>(w, range, x, some, out),
                 1 => decode::<false, TAIL, KIND, GROUP>(w, range, x, some, out),
                 2 => few::<2, TAIL, KIND, GROUP>(w, range, x, some, out),
@@ -81,115 +86,11 @@ impl Layout {
     }
 }
 
-/// Verification's case: weight rows with `N` transposed activation rows.
-///
-/// # Safety
-/// As [`kernel`](super::kernel); there are `N` rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn few<const N: usize, const TAIL: usize, const KIND: u8, const GROUP: usize>(
-    w: &Matrix<'_>,
-    range: Range<usize>,
-    x: &Activations,
-    rows: Rows<'_>,
-    out: Target,
-) {
-    let Layout { row_bytes, scale_bytes, chunks, chunk_scales } = Layout::check(w, &range, GROUP);
-    // Everything that is read below is checked here; activations are padded to whole chunks.
-    let x: [Planes; N] = std::array::from_fn(|n| Planes::of(x, rows.inputs[n] as usize));
-    for index in range.clone() {
-        let mut acc = [_mm512_setzero_ps(); N];
-        // SAFETY: whole vectors of a row inside the weight and of the activations' padded rows.
-        unsafe {
-            let codes = w.codes.as_ptr().add(index * row_bytes);
-            let scales = w.scales.as_ptr().add(index * scale_bytes);
-            let biases = w.biases.as_ptr().add(index * scale_bytes);
-            prefetch_scales(scales, biases, scale_bytes);
-            for c in 0..chunks {
-                let (codes, at) = (codes.add(c * CHUNK / 2), c * chunk_scales);
-                add_chunk::<N, 4, KIND, GROUP>(
-                    codes,
-                    scales.add(at),
-                    biases.add(at),
-                    &x,
-                    c,
-                    &mut acc,
-                );
-            }
-            if TAIL > 0 {
-                let (codes, at) = (codes.add(chunks * CHUNK / 2), chunks * chunk_scales);
-                let (scales, biases) = (scales.add(at), biases.add(at));
-                add_chunk::<N, TAIL, KIND, GROUP>(codes, scales, biases, &x, chunks, &mut acc);
-            }
-            for n in 0..N {
-                out.put(rows.outputs[n], index - range.start, halves_sum(acc[n]));
-            }
-        }
-    }
-}
-
-/// Adds the products of a chunk of one weight row, or of its first `PARTS` parts, with `N` activation rows.
-///
-/// # Safety
-/// The pointers are those of a chunk with so many parts.
+/// The weight rows that go together with row `index` of the first part of a range. They come from as many parts of it: as
+/// streams of their own they are fetched ahead better. Where parts are shorter, the last row is computed again.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn add_chunk<const N: usize, const PARTS: usize, const KIND: u8, const GROUP: usize>(
-    codes: *const u8,
-    scales: *const u8,
-    biases: *const u8,
-    x: &[Planes; N],
-    chunk: usize,
-    acc: &mut [__m512; N],
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let integers = sums_of_rows(transpose(load::<PARTS>(codes)), x, chunk);
-        let scale = expand::<KIND, GROUP, PARTS>(scales);
-        let bias = expand::<KIND, GROUP, PARTS>(biases);
-        for n in 0..N {
-            let x_scale = _mm512_loadu_ps(x[n].scale.add(chunk * LANE_BLOCKS));
-            let x_sum = _mm512_loadu_ps(x[n].sum.add(chunk * LANE_BLOCKS));
-            let product = _mm512_mul_ps(scale, x_scale);
-            acc[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[n]), product, acc[n]);
-            acc[n] = _mm512_fmadd_ps(bias, x_sum, acc[n]);
-        }
-    }
-}
-
-/// Integer sums of the 16 blocks of a chunk with each of several activation rows. Row after row within a quarter of the
-/// codes, so that what is next to each other does not wait for each other.
-///
-/// # Safety
-/// `x` has that chunk, transposed.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn sums_of_rows<const N: usize>(
-    transposed: [__m512i; 4],
-    x: &[Planes; N],
-    chunk: usize,
-) -> [__m512i; N] {
-    let mask = _mm512_set1_epi8(15);
-    let mut high = [_mm512_setzero_si512(); N];
-    let mut low = high;
-    for k in 0..4 {
-        let even = _mm512_and_si512(transposed[k], mask);
-        let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(transposed[k]), mask);
-        for n in 0..N {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let x = x[n].planes.add(chunk * 2 * CHUNK + k * 256);
-                let plane = |i: usize| _mm512_loadu_si512(x.add(i * 64).cast());
-                high[n] = _mm512_dpbusd_epi32(high[n], even, plane(0));
-                low[n] = _mm512_dpbusd_epi32(low[n], even, plane(2));
-                high[n] = _mm512_dpbusd_epi32(high[n], odd, plane(1));
-                low[n] = _mm512_dpbusd_epi32(low[n], odd, plane(3));
-            }
-        }
-    }
-    for n in 0..N {
-        low[n] = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[n]), low[n]);
-    }
-    low
+fn together(range: &Range<usize>, part: usize, index: usize) -> [usize; TOGETHER] {
+    std::array::from_fn(|r| (index + r * part).min(range.end - 1))
 }
 
 /// Where a row of quantised activations lies.
@@ -372,12 +273,9 @@ unsafe fn decode<const TRANSPOSED: bool, const TAIL: usize, const KIND: u8, cons
 ) {
     let Layout { row_bytes, scale_bytes, chunks, chunk_scales } = Layout::check(w, &range, GROUP);
     let (x, output) = (Planes::of(x, rows.inputs[0] as usize), rows.outputs[0]);
-    // They come from as many parts of the range: as streams of their own they are fetched ahead better.
     let part = range.len().div_ceil(TOGETHER);
     for index in range.start..range.start + part {
-        // Where parts are shorter, the last row is computed again.
-        let some: [usize; TOGETHER] =
-            std::array::from_fn(|r| (index + r * part).min(range.end - 1));
+        let some = together(&range, part, index);
         let mut acc = [_mm512_setzero_ps(); TOGETHER];
         // SAFETY: whole vectors of rows inside the weight and of the activations' padded rows.
         unsafe {

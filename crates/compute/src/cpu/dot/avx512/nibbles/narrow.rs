@@ -1,57 +1,34 @@
-//! Weight rows of one or two parts in all. Alone they would leave most lanes idle, so several of them share the lanes, each
-//! with the same activations, which repeat themselves where a wider row would go on.
+//! Weight rows of one or two parts in all. Alone they would leave most lanes idle, so they go in fours: a vector has the
+//! four blocks of a part for each of four rows, and meets the activations of those blocks four times. Sixteen rows make a
+//! vector of results.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{Layout, Planes, SCALE_PREFETCH_BYTES, block_sums, expand, load, transpose, unpack};
-use crate::cpu::dot::{Padded, Rows, Target};
-use crate::cpu::quantise::{Activations, CHUNK};
+use super::{Layout, Planes, SCALE_PREFETCH_BYTES, expand, load_scales, transpose, unpack};
+use crate::cpu::dot::avx512::{PART, PREFETCH_BYTES};
+use crate::cpu::dot::{Rows, Target};
+use crate::cpu::quantise::{Activations, BLOCK, CHUNK};
 use crate::weight::Matrix;
 
-/// Activation rows that a pass over the weights serves at most: their sums are added up together.
-pub(super) const MOST: usize = 8;
+/// Weight rows that are computed together.
+const TOGETHER: usize = 16;
+/// Fours of them.
+const FOURS: usize = TOGETHER / 4;
+/// Activation rows that codes are unpacked for at most.
+const MOST: usize = 16;
 
-/// Whether several rows of the weight fit in the lanes of one chunk.
-pub(super) fn shares_lanes<const TAIL: usize>(w: &Matrix<'_>) -> bool {
+/// Whether rows of the weight are of one or two parts.
+pub(super) fn is_narrow<const TAIL: usize>(w: &Matrix<'_>) -> bool {
     w.cols < CHUNK && (TAIL == 1 || TAIL == 2)
 }
 
-/// The kernel for as many rows as there are, [`MOST`] at most.
+/// Products of weight rows of `PARTS` parts, one or two, with transposed activation rows.
 ///
 /// # Safety
 /// As [`whole_parts`](super::whole_parts).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-pub(super) unsafe fn narrow_rows<const TAIL: usize, const KIND: u8, const GROUP: usize>(
-    w: &Matrix<'_>,
-    range: Range<usize>,
-    x: &Activations,
-    rows: Rows<'_>,
-    out: Target,
-) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe {
-        match rows.inputs.len() {
-            0 => {}
-            1 => narrow::<1, TAIL, KIND, GROUP>(w, range, x, rows, out),
-            2 => narrow::<2, TAIL, KIND, GROUP>(w, range, x, rows, out),
-            3 => narrow::<3, TAIL, KIND, GROUP>(w, range, x, rows, out),
-            4 => narrow::<4, TAIL, KIND, GROUP>(w, range, x, rows, out),
-            5 => narrow::<5, TAIL, KIND, GROUP>(w, range, x, rows, out),
-            6 => narrow::<6, TAIL, KIND, GROUP>(w, range, x, rows, out),
-            7 => narrow::<7, TAIL, KIND, GROUP>(w, range, x, rows, out),
-            _ => narrow::<MOST, TAIL, KIND, GROUP>(w, range, x, rows, out),
-        }
-    }
-}
-
-/// Weight rows of `TAIL` parts, one or two, with `N` transposed activation rows: four or two weight rows at a time, each in
-/// its share of the lanes.
-///
-/// # Safety
-/// As [`whole_parts`](super::whole_parts); there are `N` rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn narrow<const N: usize, const TAIL: usize, const KIND: u8, const GROUP: usize>(
+pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     w: &Matrix<'_>,
     range: Range<usize>,
     x: &Activations,
@@ -59,134 +36,239 @@ unsafe fn narrow<const N: usize, const TAIL: usize, const KIND: u8, const GROUP:
     out: Target,
 ) {
     let Layout { row_bytes, scale_bytes, .. } = Layout::check(w, &range, GROUP);
-    let x: [Planes; N] = std::array::from_fn(|n| Planes::of(x, rows.inputs[n] as usize));
-    let together = 4 / TAIL;
-    let whole = range.len() / together * together;
-    // SAFETY: whole vectors of rows inside the weight, or of their copies, and of the activations' padded rows.
-    unsafe {
-        let to: [*mut f32; N] = std::array::from_fn(|n| out.place(rows.outputs[n], 0));
-        for first in (0..whole).step_by(together) {
-            let row = range.start + first;
-            let codes = w.codes.as_ptr().add(row * row_bytes);
-            let scales = w.scales.as_ptr().add(row * scale_bytes);
-            let biases = w.biases.as_ptr().add(row * scale_bytes);
-            let sums = products::<N, TAIL, KIND, GROUP>(codes, scales, biases, &x);
-            for n in 0..N {
-                for r in 0..together {
-                    to[n].add(first + r).write(sums[n * together + r]);
+    for (inputs, outputs) in rows.inputs.chunks(MOST).zip(rows.outputs.chunks(MOST)) {
+        let mut planes = [Planes::of(x, inputs[0] as usize); MOST];
+        for (planes, &input) in planes.iter_mut().zip(inputs) {
+            *planes = Planes::of(x, input as usize);
+        }
+        let x = &planes[..inputs.len()];
+        let mut sums = [[_mm512_setzero_ps(); FOURS]; MOST];
+        // SAFETY: sixteen rows of the weight or of a copy; the outputs are the caller's promise.
+        unsafe {
+            let whole = range.len() / TOGETHER * TOGETHER;
+            for first in (0..whole).step_by(TOGETHER) {
+                let row = range.start + first;
+                let from = [(w.codes, row_bytes), (w.scales, scale_bytes), (w.biases, scale_bytes)]
+                    .map(|(bytes, of_row)| bytes.as_ptr().add(row * of_row));
+                sixteen::<PARTS, KIND, GROUP>(from, x, &mut sums);
+                for (sums, &output) in sums.iter().zip(outputs) {
+                    _mm512_storeu_ps(out.place(output, first), sums_of_fours(*sums));
                 }
             }
-        }
-        if whole < range.len() {
-            // A copy that has zeros where the next rows would be.
-            let mut padded = Padded::new();
-            let start = range.start + whole;
-            let copy = |to: &mut [u8], from: &[u8], bytes: usize| {
-                let from = &from[start * bytes..range.end * bytes];
-                to[..from.len()].copy_from_slice(from);
-            };
-            copy(&mut padded.codes, w.codes, row_bytes);
-            copy(&mut padded.scales, w.scales, scale_bytes);
-            copy(&mut padded.biases, w.biases, scale_bytes);
-            let [codes, scales, biases] =
-                [&padded.codes[..], &padded.scales, &padded.biases].map(<[u8]>::as_ptr);
-            let sums = products::<N, TAIL, KIND, GROUP>(codes, scales, biases, &x);
-            for n in 0..N {
-                for r in 0..range.len() - whole {
-                    to[n].add(whole + r).write(sums[n * together + r]);
+            if whole < range.len() {
+                // A copy that has zeros where the next rows would be.
+                let mut copies = [[0u8; TOGETHER * PART]; 3];
+                let streams =
+                    [(w.codes, row_bytes), (w.scales, scale_bytes), (w.biases, scale_bytes)];
+                for (copy, (bytes, of_row)) in copies.iter_mut().zip(streams) {
+                    let from = &bytes[(range.start + whole) * of_row..range.end * of_row];
+                    copy[..from.len()].copy_from_slice(from);
+                }
+                let [codes, scales, biases] = &copies;
+                let from = [codes.as_ptr(), scales.as_ptr(), biases.as_ptr()];
+                sixteen::<PARTS, KIND, GROUP>(from, x, &mut sums);
+                let mask = ((1u32 << (range.len() - whole)) - 1) as u16;
+                for (sums, &output) in sums.iter().zip(outputs) {
+                    let to = out.place(output, whole);
+                    _mm512_mask_storeu_ps(to, mask, sums_of_fours(*sums));
                 }
             }
         }
     }
 }
 
-/// Products of as many weight rows as share the lanes, which lie one after the other like the parts of a chunk, with `N`
-/// activation rows: those of the first activation row, then those of the next.
+/// Products of sixteen rows with all activation rows, by row and block; blocks that are a part apart are added.
 ///
 /// # Safety
-/// The pointers are those of so many rows.
+/// `from` are codes, scales and biases of sixteen rows; `x` has their width.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn products<const N: usize, const PARTS: usize, const KIND: u8, const GROUP: usize>(
-    codes: *const u8,
-    scales: *const u8,
-    biases: *const u8,
-    x: &[Planes; N],
-) -> [f32; 4 * MOST] {
-    let zero = _mm512_setzero_ps();
-    let mut lanes = [zero; MOST];
-    // SAFETY: the caller's promise; prefetching is harmless.
-    unsafe {
-        for stream in [scales, biases] {
-            let ahead = stream.wrapping_add(SCALE_PREFETCH_BYTES);
-            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-        }
-        let (even, odd) = unpack::<false>(transpose(load::<4>(codes)));
-        let scale = expand::<KIND, GROUP, 4>(scales);
-        let bias = expand::<KIND, GROUP, 4>(biases);
-        for n in 0..N {
-            let integers = block_sums(&even, &odd, x[n].planes);
-            let product = _mm512_mul_ps(scale, repeat::<PARTS>(x[n].scale));
-            let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), product, zero);
-            lanes[n] = _mm512_fmadd_ps(bias, repeat::<PARTS>(x[n].sum), acc);
-        }
+unsafe fn sixteen<const PARTS: usize, const KIND: u8, const GROUP: usize>(
+    from: [*const u8; 3],
+    x: &[Planes],
+    sums: &mut [[__m512; FOURS]; MOST],
+) {
+    for half in 0..FOURS / 2 {
+        // SAFETY: the caller's promise.
+        unsafe { eight::<PARTS, KIND, GROUP>(from, half, x, sums) };
     }
-    share_sums::<PARTS>(lanes, N)
 }
 
-/// The first `PARTS` · 4 numbers, repeated.
+/// The same of one half of them.
 ///
 /// # Safety
-/// There are so many.
+/// As [`sixteen`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn repeat<const PARTS: usize>(at: *const f32) -> __m512 {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
+    [codes, scales, biases]: [*const u8; 3],
+    half: usize,
+    x: &[Planes],
+    sums: &mut [[__m512; FOURS]; MOST],
+) {
+    let row_bytes = PARTS * PART / 2;
+    let scale_bytes = PARTS * PART / GROUP * if KIND == 0 { 4 } else { 2 };
+    let nothing = [_mm512_setzero_si512(); 4];
+    let zero = _mm512_setzero_ps();
+    let mut weights = [Weights { even: nothing, odd: nothing, scale: zero, bias: zero }; 2];
+    // SAFETY: the caller's promise; prefetching is harmless.
+    unsafe {
+        let mut scale = [[_mm512_setzero_ps(); 2]; 2];
+        let mut bias = scale;
+        for four in 0..2 {
+            let row = (half * 2 + four) * 4;
+            let (scales, biases) = (scales.add(row * scale_bytes), biases.add(row * scale_bytes));
+            for stream in [scales, biases] {
+                _mm_prefetch::<_MM_HINT_T0>(stream.wrapping_add(SCALE_PREFETCH_BYTES).cast());
+            }
+            scale[four] = scales_of_four::<PARTS, KIND, GROUP>(scales);
+            bias[four] = scales_of_four::<PARTS, KIND, GROUP>(biases);
+        }
+        for part in 0..PARTS {
+            for four in 0..2 {
+                let mut packed = [_mm512_setzero_si512(); 4];
+                for row in 0..4 {
+                    let row_of_all = (half * 2 + four) * 4 + row;
+                    let at = codes.add(row_of_all * row_bytes + part * PART / 2);
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
+                    packed[row] = _mm512_loadu_si512(at.cast());
+                }
+                let (even, odd) = unpack::<false>(transpose(packed));
+                weights[four] =
+                    Weights { even, odd, scale: scale[four][part], bias: bias[four][part] };
+            }
+            let pairs = x.len() / 2 * 2;
+            for n in (0..pairs).step_by(2) {
+                let products = products(&weights, [x[n], x[n + 1]], part);
+                for n_of_pair in 0..2 {
+                    put(&mut sums[n + n_of_pair], half, part, products[n_of_pair]);
+                }
+            }
+            if pairs < x.len() {
+                let [products] = products(&weights, [x[pairs]], part);
+                put(&mut sums[pairs], half, part, products);
+            }
+        }
+    }
+}
+
+/// Keeps the products of the first part, and adds those of the next.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn put(sums: &mut [__m512; FOURS], half: usize, part: usize, products: [__m512; 2]) {
+    for four in 0..2 {
+        let sum = &mut sums[half * 2 + four];
+        *sum = if part == 0 { products[four] } else { _mm512_add_ps(*sum, products[four]) };
+    }
+}
+
+/// A part of four weight rows: lanes are those of a row's four blocks, row after row.
+#[derive(Clone, Copy)]
+struct Weights {
+    even: [__m512i; 4],
+    odd: [__m512i; 4],
+    scale: __m512,
+    bias: __m512,
+}
+
+/// Products of two fours of weight rows with `N` activation rows, block by block.
+///
+/// # Safety
+/// `x` has that part, transposed.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn products<const N: usize>(
+    weights: &[Weights; 2],
+    x: [Planes; N],
+    part: usize,
+) -> [[__m512; 2]; N] {
+    let mut high = [[_mm512_setzero_si512(); 2]; N];
+    let mut low = high;
+    let mut products = [[_mm512_setzero_ps(); 2]; N];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for k in 0..4 {
+            for n in 0..N {
+                let at = x[n].planes.add(k * 256 + part * 16);
+                let mut planes = [_mm512_setzero_si512(); 4];
+                for plane in 0..4 {
+                    let blocks = _mm_loadu_si128(at.add(plane * 64).cast());
+                    planes[plane] = _mm512_broadcast_i32x4(blocks);
+                }
+                for four in 0..2 {
+                    let Weights { even, odd, .. } = &weights[four];
+                    let (high, low) = (&mut high[n][four], &mut low[n][four]);
+                    *high = _mm512_dpbusd_epi32(*high, even[k], planes[0]);
+                    *low = _mm512_dpbusd_epi32(*low, even[k], planes[2]);
+                    *high = _mm512_dpbusd_epi32(*high, odd[k], planes[1]);
+                    *low = _mm512_dpbusd_epi32(*low, odd[k], planes[3]);
+                }
+            }
+        }
+        for n in 0..N {
+            let blocks = part * PART / BLOCK;
+            let x_scale = _mm512_broadcast_f32x4(_mm_loadu_ps(x[n].scale.add(blocks)));
+            let x_sum = _mm512_broadcast_f32x4(_mm_loadu_ps(x[n].sum.add(blocks)));
+            for four in 0..2 {
+                let integers =
+                    _mm512_add_epi32(_mm512_slli_epi32::<8>(high[n][four]), low[n][four]);
+                let scale = _mm512_mul_ps(weights[four].scale, x_scale);
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(integers), scale);
+                products[n][four] = _mm512_fmadd_ps(weights[four].bias, x_sum, product);
+            }
+        }
+    }
+    products
+}
+
+/// Scales of four rows, for each of their parts, in the lanes of their blocks.
+///
+/// # Safety
+/// There are the scales of four rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn scales_of_four<const PARTS: usize, const KIND: u8, const GROUP: usize>(
+    at: *const u8,
+) -> [__m512; 2] {
     // SAFETY: the caller's promise.
     unsafe {
         if PARTS == 1 {
-            _mm512_broadcast_f32x4(_mm_loadu_ps(at))
-        } else {
-            _mm512_broadcast_f32x8(_mm256_loadu_ps(at))
+            return [expand::<KIND, GROUP, 4>(at), _mm512_setzero_ps()];
         }
+        if GROUP == BLOCK {
+            let (a, b) = (
+                expand::<KIND, GROUP, 4>(at),
+                expand::<KIND, GROUP, 4>(at.add(16 * if KIND == 0 { 4 } else { 2 })),
+            );
+            return [
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+            ];
+        }
+        let all = load_scales::<KIND>(at, 8 * PART / GROUP);
+        let [first, second] = if GROUP == 64 {
+            [
+                _mm512_setr_epi32(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13),
+                _mm512_setr_epi32(2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14, 14, 15, 15),
+            ]
+        } else {
+            [
+                _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6),
+                _mm512_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5, 7, 7, 7, 7),
+            ]
+        };
+        [_mm512_permutexvar_ps(first, all), _mm512_permutexvar_ps(second, all)]
     }
 }
 
-/// The lanes of each share of several vectors, `count` of them, added in the order of
-/// [`halves_sum`](super::halves_sum), as if the other shares were zero: the sums of the first vector, then those of the next.
+/// The four blocks of each row added in the order of [`halves_sum`](super::halves_sum), as if the other lanes were zero.
 #[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn share_sums<const PARTS: usize>(mut lanes: [__m512; MOST], count: usize) -> [f32; 4 * MOST] {
-    let zero = _mm512_setzero_ps();
-    let mut sums = [0.0; 4 * MOST];
-    for n in 0..count {
-        lanes[n] = _mm512_add_ps(lanes[n], zero);
-    }
-    if PARTS == 1 {
-        // Lane n of block r is the sum of share r of vector n, and four vectors are one.
-        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        for four in 0..count.div_ceil(4) {
-            let (a, b, c, d) =
-                (lanes[four * 4], lanes[four * 4 + 1], lanes[four * 4 + 2], lanes[four * 4 + 3]);
-            let each = _mm512_permutexvar_ps(order, pairs(twos(a, b), twos(c, d)));
-            // SAFETY: sixteen floats.
-            unsafe { _mm512_storeu_ps(sums.as_mut_ptr().add(four * 16), each) };
-        }
-        return sums;
-    }
-    let mut fours = [zero; MOST / 2];
-    for pair in 0..count.div_ceil(2) {
-        let (a, b) = (lanes[2 * pair], lanes[2 * pair + 1]);
-        let front = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
-        let back = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
-        fours[pair] = _mm512_add_ps(front, back);
-    }
-    let [a, b, c, d] = fours;
-    // Vector 2 j + h has its first share in lane j of block 2 h, and its second in the next block.
+#[target_feature(enable = "avx512f")]
+fn sums_of_fours([a, b, c, d]: [__m512; FOURS]) -> __m512 {
+    // Row r of four f is in lane f of block r.
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    let each = _mm512_permutexvar_ps(order, pairs(twos(a, b), twos(c, d)));
-    // SAFETY: sixteen floats.
-    unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), each) };
-    sums
+    let sums = _mm512_permutexvar_ps(order, pairs(twos(a, b), twos(c, d)));
+    _mm512_add_ps(sums, _mm512_setzero_ps())
 }
 
 /// In each block of four lanes: the first two and the last two of `a` added, then those of `b`.
