@@ -28,6 +28,9 @@ const TILE_ROWS: usize = 24;
 /// Work of a task at most, of what tiles multiply; it does not count how many rows there are.
 const TILE_TASK_WORK: usize = 96 << 10;
 
+/// Activation rows of a thread from which narrow weights are multiplied by each thread with rows of its own.
+const LEAST_SHARE: usize = 4;
+
 /// What products need besides their inputs; grows to the largest call and is kept.
 #[derive(Default)]
 pub(crate) struct Scratch {
@@ -156,22 +159,28 @@ pub(crate) fn multiply(
         }
     }
     scratch.tasks.clear();
-    let pieces: Vec<Piece> = views.iter().map(|w| piece(w, rows, tiles)).collect();
+    // Narrow weights stay in the caches, so it is the rows that are shared out: each stays with its core.
+    let threads = pool.thread_count();
+    let shares = if cols < CHUNK && rows >= LEAST_SHARE * threads { threads } else { 1 };
+    let pieces: Vec<Piece> = views.iter().map(|w| piece(w, rows / shares, tiles)).collect();
     let largest = if tiles { TILE_TASK_WORK } else { tasks::LARGEST };
-    tasks::cut(&pieces, pool.thread_count(), largest, &mut scratch.tasks);
+    tasks::cut(&pieces, threads / shares, largest, &mut scratch.tasks);
     let targets: Vec<Target> = out
         .iter()
         .zip(&views)
         .map(|(&start, w)| Target { start, stride: w.rows, column: 0 })
         .collect();
     let scratch = &*scratch;
-    pool.run(scratch.tasks.len(), &|task| {
+    let multiply = |task: usize| {
+        let (share, task) = (task / scratch.tasks.len(), task % scratch.tasks.len());
+        let some = &scratch.all_rows[rows * share / shares..rows * (share + 1) / shares];
         let (i, ref range) = scratch.tasks[task];
+        dot::fetch_ahead(scratch.tasks.get(task + 1).map(|(i, range)| (&views[*i], range)));
         let (w, target) = (&views[i], targets[i].shifted(range.start));
         // SAFETY: the targets have room for [rows, w.rows], and ranges of tasks do not overlap.
         unsafe {
             if !w.encoding.is_integer() {
-                dense::multiply_rows(isa, w, range.clone(), x, &scratch.all_rows, target);
+                dense::multiply_rows(isa, w, range.clone(), x, some, target);
             } else if tiles {
                 #[cfg(target_arch = "x86_64")]
                 {
@@ -186,11 +195,16 @@ pub(crate) fn multiply(
                     );
                 }
             } else {
-                let all = Rows { inputs: &scratch.all_rows, outputs: &scratch.all_rows };
-                dot::multiply_rows(isa, w, range.clone(), &scratch.activations, all, target);
+                let rows = Rows { inputs: some, outputs: some };
+                dot::multiply_rows(isa, w, range.clone(), &scratch.activations, rows, target);
             }
         }
-    });
+    };
+    if shares > 1 {
+        pool.run_near(shares * scratch.tasks.len(), &multiply);
+    } else {
+        pool.run(scratch.tasks.len(), &multiply);
+    }
     for (w, &start) in weights.iter().zip(out) {
         if let Some(bias) = &w.bias {
             for row in 0..rows {
@@ -222,7 +236,7 @@ pub(crate) fn quantise(
         return;
     }
     let writer = activations.writer();
-    pool.run(rows.div_ceil(4), &|task| {
+    pool.run_near(rows.div_ceil(4), &|task| {
         for row in task * 4..rows.min(task * 4 + 4) {
             // SAFETY: tasks fill different rows.
             unsafe { writer.fill(isa, row, &x[row * cols..][..cols]) };

@@ -13,7 +13,7 @@ use super::delta::{DeltaRows, delta_gates, delta_rule};
 use super::matmul::SharedMut;
 use super::norm::l2_normalise;
 use super::pool::Pool;
-use crate::memory::{BLOCK, KvArena, PANEL, RecurrentArena, Rows, RowsMut};
+use crate::memory::{BLOCK, KvArena, PANEL, PageId, RecurrentArena, Rows, RowsMut};
 use crate::step::{AttentionShape, DeltaShape, KvRun, StateRun};
 
 /// Queries (rows times heads of a group) that share a widened page.
@@ -36,19 +36,24 @@ pub(crate) fn store(
     arena: &mut KvArena,
     runs: &[KvRun<'_>],
 ) {
+    let arena = &*arena;
+    let write = |run: &KvRun<'_>, i: usize| {
+        let (row, position) = (run.row + i, run.position + i);
+        let Some(index) = (position / BLOCK).checked_sub(run.first_block) else { return };
+        let at = row * width..(row + 1) * width;
+        // SAFETY: rows of a run have different slots, runs that may have pages in common are written one after another,
+        // and nobody reads pages before the region ends.
+        unsafe { arena.write_shared(run.pages[index], position % BLOCK, &k[at.clone()], &v[at]) };
+    };
+    let is_short = |run: &KvRun<'_>| run.count < 16;
+    let apart = runs.len() >= 8 && runs.iter().all(is_short) && write_apart(runs);
+    if apart {
+        pool.run_near(runs.len(), &|i| (0..runs[i].count).for_each(|row| write(&runs[i], row)));
+        return;
+    }
     for run in runs {
-        let write = |i: usize| {
-            let (row, position) = (run.row + i, run.position + i);
-            let Some(index) = (position / BLOCK).checked_sub(run.first_block) else { return };
-            let at = row * width..(row + 1) * width;
-            // SAFETY: rows of a run have different slots, runs are written one after another (forks may have
-            // pages in common), and nobody reads pages before the region ends.
-            unsafe {
-                arena.write_shared(run.pages[index], position % BLOCK, &k[at.clone()], &v[at]);
-            }
-        };
-        if run.count < 16 {
-            (0..run.count).for_each(write);
+        if is_short(run) {
+            (0..run.count).for_each(|i| write(run, i));
         } else {
             // A page's slots share cache lines, so a task takes whole blocks.
             let first = run.position / BLOCK;
@@ -57,10 +62,24 @@ pub(crate) fn store(
                 let start = ((first + block) * BLOCK).max(run.position) - run.position;
                 let end =
                     ((first + block + 1) * BLOCK).min(run.position + run.count) - run.position;
-                (start..end).for_each(write);
+                (start..end).for_each(|i| write(run, i));
             });
         }
     }
+}
+
+/// Whether no two runs write to the same page. Forks may have pages in common.
+fn write_apart(runs: &[KvRun<'_>]) -> bool {
+    let mut written: Vec<PageId> = Vec::with_capacity(2 * runs.len());
+    for run in runs {
+        let blocks = run.position / BLOCK..=(run.position + run.count.max(1) - 1) / BLOCK;
+        let pages = blocks.filter_map(|block| block.checked_sub(run.first_block));
+        written.extend(pages.map(|index| run.pages[index]));
+    }
+    let count = written.len();
+    written.sort_unstable();
+    written.dedup();
+    written.len() == count
 }
 
 /// Attends over what the pages hold: `out` [rows, heads · head_dim].
@@ -111,12 +130,15 @@ pub(crate) fn attend(
             }
         }
     }
-    // Later rows look at more keys: the longest tasks first.
-    tasks.reverse();
+    // Later rows of a prompt look at more keys: the longest tasks first.
+    let has_prompt = runs.iter().any(|run| run.count > 1);
+    if has_prompt {
+        tasks.reverse();
+    }
     partials.resize(partials.len().max(partial_count), 0.0);
     let (out_start, partial_start) =
         (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
-    pool.run(tasks.len(), &|i| {
+    let attend = |i: usize| {
         let task = &tasks[i];
         let run = &runs[task.run];
         let keys =
@@ -151,7 +173,12 @@ pub(crate) fn attend(
                 );
             }
         });
-    });
+    };
+    if has_prompt {
+        pool.run(tasks.len(), &attend);
+    } else {
+        pool.run_near(tasks.len(), &attend);
+    }
     for merge in merges {
         let size = partial_floats(shape.head_dim);
         let sinks = sinks(shape, merge.kv_head);
@@ -240,7 +267,9 @@ pub(crate) fn delta(
     if rows < 8 {
         (0..rows).for_each(prepare);
     } else {
-        pool.run(rows.div_ceil(4), &|task| (task * 4..rows.min(task * 4 + 4)).for_each(prepare));
+        pool.run_near(rows.div_ceil(4), &|task| {
+            (task * 4..rows.min(task * 4 + 4)).for_each(prepare);
+        });
     }
 
     let (convolved, alpha, beta) = (&*buffers.convolved, &*buffers.alpha, &*buffers.beta);
@@ -249,7 +278,7 @@ pub(crate) fn delta(
     let values = shape.value_heads * shape.value_dim;
     let out_start = SharedMut(out.as_mut_ptr());
     let per_run = shape.value_heads * panels;
-    pool.run(runs.len() * per_run, &|task| {
+    pool.run_near(runs.len() * per_run, &|task| {
         let run = &runs[task / per_run];
         let (head, panel) = (task % per_run / panels, task % panels);
         let (column, key_head) = (panel * PANEL, head / ratio);
@@ -300,7 +329,7 @@ fn convolve(
     let per_run = channels.div_ceil(CONV_CHANNELS);
     let out_start = SharedMut(out.as_mut_ptr());
     let weight = Rows::new(&shape.conv_weight, channels, channels);
-    pool.run(runs.len() * per_run, &|task| {
+    pool.run_near(runs.len() * per_run, &|task| {
         let run = &runs[task / per_run];
         let start = task % per_run * CONV_CHANNELS;
         let columns = start..channels.min(start + CONV_CHANNELS);
@@ -325,4 +354,22 @@ fn convolve(
             advance_conv_state(None, inputs, run.count, &mut after);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_share_a_page_are_not_written_at_once() {
+        let pages = |ids: &[u32]| ids.iter().map(|&id| PageId(id)).collect::<Vec<_>>();
+        let (a, b, c) = (pages(&[1, 2]), pages(&[1, 3]), pages(&[4, 2]));
+        let run = |pages, position| KvRun { row: 0, count: 2, position, pages, first_block: 0 };
+        let second = BLOCK + 3;
+        assert!(write_apart(&[run(&a, second), run(&b, second)]));
+        assert!(!write_apart(&[run(&a, second), run(&b, second), run(&c, second)]));
+        // The first of these has a row in either page.
+        assert!(!write_apart(&[run(&a, BLOCK - 1), run(&b, 5)]));
+        assert!(write_apart(&[run(&a, BLOCK - 1), run(&b, second)]));
+    }
 }

@@ -19,7 +19,7 @@ use machine::cpu::Isa;
 
 use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
-use super::dot::{Rows, Target};
+use super::dot::{self, Rows, Target};
 use super::lanes::sigmoid;
 use super::matmul::{SharedMut, quantise};
 use super::pool::Pool;
@@ -216,7 +216,9 @@ pub(crate) fn run(
     if rows < 8 {
         (0..rows).for_each(sum_row);
     } else {
-        pool.run(rows.div_ceil(4), &|task| (task * 4..rows.min(task * 4 + 4)).for_each(sum_row));
+        pool.run_near(rows.div_ceil(4), &|task| {
+            (task * 4..rows.min(task * 4 + 4)).for_each(sum_row);
+        });
     }
     failures
 }
@@ -396,7 +398,10 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
     let hidden = SharedMut(scratch.hidden.as_mut_ptr());
     let x = &scratch.activations;
     let tasks = cut(jobs.iter().map(gate_up_piece), pool.thread_count());
+    let threads = pool.thread_count();
     pool.run(tasks.len(), &|task| {
+        let next = tasks.get(task + threads);
+        dot::fetch_ahead(next.map(|(job, range)| (&jobs[*job].expert.gate, range)));
         let (job, range) = (&jobs[tasks[task].0], tasks[task].1.clone());
         gate_up_in_task(isa, job, range, x, hidden, widest, activation);
     });
@@ -432,6 +437,8 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
         let tasks = cut(jobs.iter().map(|job| down_piece(job)), pool.thread_count());
         let activations = &scratch.hidden_activations;
         pool.run(tasks.len(), &|task| {
+            let next = tasks.get(task + threads);
+            dot::fetch_ahead(next.map(|(job, range)| (&jobs[*job].expert.down, range)));
             let (index, range) = (tasks[task].0, tasks[task].1.clone());
             let job = jobs[index];
             let inputs: Vec<u32> =
@@ -449,11 +456,10 @@ fn cut(pieces: impl Iterator<Item = Piece>, threads: usize) -> Vec<(usize, Range
     tasks
 }
 
-/// Gate and up go together; rows that alternate are cut between pairs.
+/// Gate and up go together. Where their rows alternate, pairs stay together: tasks are cut at even rows.
 fn gate_up_piece(job: &Job<'_>) -> Piece {
-    let Expert { gate, up, is_interleaved, .. } = job.expert;
-    let piece = Piece::new(gate.rows, gate.bytes() + up.bytes(), job.rows.len());
-    piece.in_units(if is_interleaved { 2 } else { 1 })
+    let Expert { gate, up, .. } = job.expert;
+    Piece::new(gate.rows, gate.bytes() + up.bytes(), job.rows.len())
 }
 
 fn down_piece(job: &Job<'_>) -> Piece {

@@ -4,9 +4,11 @@
 //! them; here a region costs one or two. There is one pool per backend; nothing else runs threads in
 //! the hot path. (Two models that take turns share one: the idle spinning of a second would be at the
 //! cost of the first.) Work is cut into tasks that threads claim from a shared counter, so which thread
-//! does what is never fixed, and no result may depend on it.
+//! does what is never fixed, and no result may depend on it. Where one region goes on with what another left, a thread
+//! begins with [a share of its own](Pool::run_near): moving small rows from core to core takes longer than computing them.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
@@ -18,11 +20,27 @@ const SPIN: Duration = Duration::from_micros(400);
 
 type Job = dyn Fn(usize) + Sync;
 
+/// A counter that shares its cache line with nothing.
+#[repr(align(128))]
+#[derive(Default)]
+struct Counter(AtomicUsize);
+
+/// How threads come to their tasks.
+#[derive(Clone, Copy)]
+enum Order {
+    /// The next one, whoever asks.
+    Next,
+    /// Those of their own share, then what others have left.
+    Near,
+}
+
 struct Shared {
     /// Counts regions; a change tells the workers that a job is there.
     epoch: AtomicUsize,
-    job: UnsafeCell<Option<(*const Job, usize)>>,
+    job: UnsafeCell<Option<(*const Job, usize, Order)>>,
     next_task: AtomicUsize,
+    /// The next task of each thread's share, the caller's first.
+    shares: Vec<Counter>,
     /// Workers that have not finished the current region yet.
     busy: AtomicUsize,
     panicked: AtomicBool,
@@ -64,6 +82,7 @@ impl Pool {
             epoch: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
             next_task: AtomicUsize::new(0),
+            shares: (0..=workers).map(|_| Counter::default()).collect(),
             busy: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -96,6 +115,16 @@ impl Pool {
 
     /// Runs `job(0) … job(tasks - 1)`, each once, on all threads, and returns when all are done.
     pub(crate) fn run(&mut self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        self.run_in(Order::Next, tasks, job);
+    }
+
+    /// The same for tasks that go through the same rows as those of other regions, in the same order: a thread begins
+    /// with the same share of them each time, and helps others when it is done.
+    pub(crate) fn run_near(&mut self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        self.run_in(Order::Near, tasks, job);
+    }
+
+    fn run_in(&mut self, order: Order, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
         let Threads { shared, threads, handles, turn } = &*self.0;
         if tasks <= 1 || threads.is_empty() {
             for task in 0..tasks {
@@ -110,10 +139,16 @@ impl Pool {
             *shared.job.get() = Some((
                 std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job),
                 tasks,
+                order,
             ));
         }
         shared.rest.store(false, Ordering::Relaxed);
-        shared.next_task.store(0, Ordering::Relaxed);
+        match order {
+            Order::Next => shared.next_task.store(0, Ordering::Relaxed),
+            Order::Near => shared.shares.iter().enumerate().for_each(|(owner, next)| {
+                next.0.store(shared.share(owner, tasks).start, Ordering::Relaxed);
+            }),
+        }
         shared.busy.store(threads.len(), Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         for (parked, handle) in shared.parked.iter().zip(handles) {
@@ -122,7 +157,7 @@ impl Pool {
             }
         }
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            work(shared, job, tasks);
+            work(shared, job, tasks, order, 0);
         }));
         let mut spins = 0u32;
         while shared.busy.load(Ordering::Acquire) != 0 {
@@ -152,13 +187,32 @@ impl Drop for Threads {
     }
 }
 
-fn work(shared: &Shared, job: &(dyn Fn(usize) + Sync), tasks: usize) {
-    loop {
-        let task = shared.next_task.fetch_add(1, Ordering::Relaxed);
-        if task >= tasks {
-            return;
+impl Shared {
+    /// The tasks that a thread begins with.
+    fn share(&self, owner: usize, tasks: usize) -> Range<usize> {
+        let threads = self.shares.len();
+        tasks * owner / threads..tasks * (owner + 1) / threads
+    }
+}
+
+fn work(shared: &Shared, job: &(dyn Fn(usize) + Sync), tasks: usize, order: Order, me: usize) {
+    let take = |counter: &AtomicUsize, end: usize| {
+        loop {
+            let task = counter.fetch_add(1, Ordering::Relaxed);
+            if task >= end {
+                return;
+            }
+            job(task);
         }
-        job(task);
+    };
+    match order {
+        Order::Next => take(&shared.next_task, tasks),
+        Order::Near => {
+            let threads = shared.shares.len();
+            for owner in (me..threads).chain(0..me) {
+                take(&shared.shares[owner].0, shared.share(owner, tasks).end);
+            }
+        }
     }
 }
 
@@ -171,10 +225,10 @@ fn worker(shared: &Shared, index: usize) {
         }
         // SAFETY: the epoch was published after the job was written, and the owner does not touch
         // it again before `busy` reaches zero.
-        let (job, tasks) = unsafe { (*shared.job.get()).expect("an epoch without a job") };
+        let (job, tasks, order) = unsafe { (*shared.job.get()).expect("an epoch without a job") };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // SAFETY: `Pool::run` keeps the closure alive until `busy` is zero.
-            work(shared, unsafe { &*job }, tasks);
+            work(shared, unsafe { &*job }, tasks, order, index + 1);
         }));
         if outcome.is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
@@ -217,11 +271,13 @@ mod tests {
         for threads in [1, 2, 3, 5] {
             let mut pool = Pool::new(threads);
             for tasks in [0, 1, 2, 7, 1000] {
-                let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
-                pool.run(tasks, &|i| {
-                    counts[i].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+                for order in [Order::Next, Order::Near] {
+                    let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
+                    pool.run_in(order, tasks, &|i| {
+                        counts[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+                }
             }
             // Workers that parked wake up again.
             std::thread::sleep(Duration::from_millis(3));
@@ -231,6 +287,25 @@ mod tests {
             });
             assert_eq!(sum.load(Ordering::Relaxed), 4950);
         }
+    }
+
+    #[test]
+    fn a_thread_begins_with_its_share_and_helps_with_the_rest() {
+        let mut pool = Pool::new(2);
+        let (caller, by_caller) = (std::thread::current().id(), AtomicUsize::new(0));
+        // The caller's first task waits until all of the worker's are done, and three of its own.
+        let done = AtomicUsize::new(0);
+        pool.run_near(8, &|task| {
+            if std::thread::current().id() == caller {
+                by_caller.fetch_add(1, Ordering::SeqCst);
+                assert_eq!(task, 0);
+                while done.load(Ordering::SeqCst) < 7 {
+                    std::thread::yield_now();
+                }
+            }
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!((by_caller.into_inner(), done.into_inner()), (1, 8));
     }
 
     #[test]

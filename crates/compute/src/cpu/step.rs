@@ -179,7 +179,7 @@ impl CpuStep<'_> {
             (0..rows).for_each(f);
         } else {
             let tasks = rows.div_ceil(4);
-            self.backend.pool.run(tasks, &|task| {
+            self.backend.pool.run_near(tasks, &|task| {
                 (task * 4..rows.min(task * 4 + 4)).for_each(&f);
             });
         }
