@@ -173,13 +173,15 @@ pub(crate) fn multiply(
     let scratch = &*scratch;
     let multiply = |task: usize| {
         let (share, task) = (task / scratch.tasks.len(), task % scratch.tasks.len());
-        let some = &scratch.all_rows[rows * share / shares..rows * (share + 1) / shares];
+        let (first, end) = (rows * share / shares, rows * (share + 1) / shares);
+        let some = &scratch.all_rows[first..end];
         let (i, ref range) = scratch.tasks[task];
         dot::fetch_ahead(scratch.tasks.get(task + 1).map(|(i, range)| (&views[*i], range)));
         let (w, target) = (&views[i], targets[i].shifted(range.start));
         // SAFETY: the targets have room for [rows, w.rows], and ranges of tasks do not overlap.
         unsafe {
             if !w.encoding.is_integer() {
+                let x = &x[first * cols..end * cols];
                 dense::multiply_rows(isa, w, range.clone(), x, some, target);
             } else if tiles {
                 #[cfg(target_arch = "x86_64")]
