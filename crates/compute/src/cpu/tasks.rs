@@ -32,7 +32,8 @@ impl Piece {
         Piece { rows, row_work, unit: ROWS }
     }
 
-    /// The same, with tasks that begin at multiples of `unit` rows.
+    /// The same, with tasks that begin at multiples of `unit` rows: those of tiles.
+    #[cfg(any(target_arch = "x86_64", test))]
     pub(crate) fn in_units(self, unit: usize) -> Piece {
         Piece { unit, ..self }
     }
