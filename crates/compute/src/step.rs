@@ -333,6 +333,14 @@ pub trait Step {
     fn submit(&mut self) -> Fence;
     /// The values of a tensor, once the fence that covers it has passed.
     fn read(&mut self, fence: &Fence, x: Tensor) -> &[f32];
+    /// The same for `f(0) … f(tasks - 1)`, each once, on all threads.
+    fn read_on_all(
+        &mut self,
+        fence: &Fence,
+        x: Tensor,
+        tasks: usize,
+        f: &(dyn Fn(usize, &[f32]) + Sync),
+    );
 }
 
 /// A row that cannot go on.

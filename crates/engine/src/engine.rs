@@ -7,18 +7,21 @@
 //! and the random draw of a token depends on the request's seed and the token's number alone.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use compute::memory::BLOCK;
 use model::{Batch, Logits, Segment, SegmentKind};
 use state::{CacheLimits, PrefixCache, Worth, common_prefix};
 
+use crate::draw::{Draw, Outcome};
 use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
-use crate::sampler::{SampleError, Sampled, Scratch, sample};
+use crate::runner::Reader;
+use crate::sampler::SampleError;
 use crate::schedule::{Pace, Prompt, pack};
 use crate::speculation::{Drafter, LoggedRound, Oracle, Passed, Report, SourceKind, Speculation};
-use crate::{Constraint, Error, Event, FinishReason, Request, RequestId, Result, Runner};
+use crate::{Error, Event, FinishReason, Request, RequestId, Result, Runner};
 
 /// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
 /// share pages, but each entry lists all its tokens and pages. A token costs about 12 bytes there.
@@ -46,24 +49,11 @@ pub struct Engine {
     pub(crate) counters: Counters,
     next_number: u64,
     pace: Pace,
-    scratch: Scratch,
     drafter: Option<Drafter>,
     /// Whether nothing is drafted although something could be.
     drafter_rests: bool,
     /// Time that drafting took for the step that is being made.
     draft_seconds: f64,
-}
-
-/// What the rows of a request came to.
-struct Outcome {
-    /// Index of the request.
-    index: usize,
-    /// Its tokens, and why they are the last. The stop token is not among them.
-    drawn: Vec<Sampled>,
-    end: Option<FinishReason>,
-    /// Rows that were right: each gave a token, or the end.
-    rows: usize,
-    error: Option<Error>,
 }
 
 impl Engine {
@@ -94,7 +84,6 @@ impl Engine {
             counters: Counters::default(),
             next_number: 0,
             pace: Pace::default(),
-            scratch: Scratch::default(),
             drafter: None,
             drafter_rests: false,
             draft_seconds: 0.0,
@@ -313,34 +302,30 @@ impl Engine {
     /// each that could not be computed.
     fn forward_and_sample(&mut self, batch: &Batch) -> Result<Vec<Outcome>> {
         let context = self.runner.options().context;
-        let mut outcomes: Vec<Outcome> = Vec::with_capacity(batch.segments.len());
-        // By row of logits: its outcome, and the length of the sequence with it.
-        let mut rows = Vec::new();
-        for segment in &batch.segments {
-            let index = segment.sequence;
-            let wanted = segment.logit_rows();
-            rows.extend(wanted.map(|row| (outcomes.len(), batch.positions[row] as usize + 1)));
-            outcomes.push(Outcome { index, drawn: Vec::new(), end: None, rows: 0, error: None });
-        }
+        // The length of the sequence with each row of logits.
+        let wanted = batch.segments.iter().flat_map(Segment::logit_rows);
+        let lengths: Vec<usize> = wanted.map(|row| batch.positions[row] as usize + 1).collect();
         // Sequences and what sampling needs are different parts of the active requests.
         let mut sequences = Vec::with_capacity(self.active.len());
-        let mut jobs = Vec::with_capacity(self.active.len());
+        let mut parts = Vec::with_capacity(self.active.len());
         for Active { job, sequence, draft, .. } in &mut self.active {
             sequences.push(sequence);
-            jobs.push((job, &*draft));
+            parts.push(Some((job, draft.tokens.as_slice())));
         }
-        let scratch = &mut self.scratch;
-        let failures = self.runner.forward(batch, &mut sequences, |row, logits| {
-            let (at, len) = rows[row];
-            let outcome = &mut outcomes[at];
-            let (job, draft) = &mut jobs[outcome.index];
-            let drafts = draft.tokens.get(..outcome.rows).unwrap_or_default();
-            let drawn = outcome.drawn.iter().map(|sampled| &sampled.token);
-            let is_right = outcome.rows <= draft.tokens.len() && drawn.eq(drafts);
-            if outcome.end.is_none() && outcome.error.is_none() && is_right {
-                outcome.draw(job, logits, len >= context, scratch);
-            }
+        let draws = batch.segments.iter().map(|segment| {
+            let (job, drafts) = parts[segment.sequence].take().expect("one segment a request");
+            Mutex::new(Draw { job, drafts, outcome: Outcome::new(segment.sequence) })
         });
+        let draws: Vec<Mutex<Draw<'_>>> = draws.collect();
+        let read = |segment: usize, row: usize, logits: &[f32]| {
+            let mut draw = draws[segment].lock().unwrap_or_else(PoisonError::into_inner);
+            draw.next(logits, lengths[row] >= context);
+        };
+        let failures = self.runner.forward_for(batch, &mut sequences, Reader::AtOnce(&read));
+        let outcomes = draws
+            .into_iter()
+            .map(|draw| draw.into_inner().unwrap_or_else(PoisonError::into_inner).outcome);
+        let mut outcomes: Vec<Outcome> = outcomes.collect();
         let failures = failures.inspect_err(|_| {
             // Nothing was written: what was reserved is given up.
             sequences.iter_mut().for_each(|sequence| sequence.advance(0));
@@ -488,41 +473,6 @@ impl Engine {
         let active = self.active.iter_mut().map(|active| &mut active.job);
         active.chain(&mut self.waiting).find(|job| job.id == id)
     }
-}
-
-impl Outcome {
-    /// Draws the next token of an answer from a row that is right. `is_full` says that no other row will fit.
-    fn draw(&mut self, job: &mut Job, logits: &[f32], is_full: bool, scratch: &mut Scratch) {
-        self.rows += 1;
-        if job.max_tokens == 0 {
-            self.end = Some(FinishReason::Length);
-            return;
-        }
-        let sampled = match choose(job, logits, scratch) {
-            Ok(sampled) => sampled,
-            Err(error) => {
-                self.error = Some(error);
-                return;
-            }
-        };
-        let since = job.submitted.elapsed().as_secs_f64();
-        job.usage.first_token_seconds.get_or_insert(since);
-        if job.stop_tokens.contains(&sampled.token) {
-            self.end = Some(FinishReason::Stop);
-            return;
-        }
-        job.push(sampled.token);
-        self.drawn.push(sampled);
-        let is_long = job.generated() >= job.max_tokens;
-        self.end = (is_full || is_long).then_some(FinishReason::Length);
-    }
-}
-
-/// The next token of an answer.
-fn choose(job: &mut Job, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled> {
-    let position = job.generated() as u64;
-    let mask = job.constraint.as_mut().map(Constraint::mask).transpose()?;
-    Ok(sample(logits, &job.counts, &job.sampling, position, mask, scratch)?)
 }
 
 /// Tokens that a waiting request could take over from one that runs, once they are in; for models that cannot be

@@ -8,6 +8,7 @@
 mod admission;
 mod constraint;
 mod dialect;
+mod draw;
 mod engine;
 mod error;
 mod heads;

@@ -1,5 +1,6 @@
 //! A loaded model with its memory: turns token rows into logits.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
@@ -44,6 +45,14 @@ pub struct SequenceFailure {
     pub sequence: usize,
     /// Why.
     pub error: Error,
+}
+
+/// Who looks at the rows of logits that a batch asks for.
+pub(crate) enum Reader<'a> {
+    /// One after another: the row and its values.
+    InOrder(&'a mut dyn FnMut(usize, &[f32])),
+    /// Those of different segments at once, on all threads: the segment, the row and its values.
+    AtOnce(&'a (dyn Fn(usize, usize, &[f32]) + Sync)),
 }
 
 /// A model that can run batches.
@@ -201,6 +210,16 @@ impl Runner {
         sequences: &mut [&mut Sequence],
         mut row: impl FnMut(usize, &[f32]),
     ) -> Result<Vec<SequenceFailure>> {
+        self.forward_for(batch, sequences, Reader::InOrder(&mut row))
+    }
+
+    /// The same for any reader.
+    pub(crate) fn forward_for(
+        &mut self,
+        batch: &Batch,
+        sequences: &mut [&mut Sequence],
+        reader: Reader<'_>,
+    ) -> Result<Vec<SequenceFailure>> {
         self.check(batch, sequences)?;
         for segment in &batch.segments {
             if let Err(error) = self.memory.prepare(sequences[segment.sequence], segment.count) {
@@ -226,17 +245,25 @@ impl Runner {
         let failure =
             |segment: &Segment| (segment.row..segment.row + segment.count).find_map(failed);
         if let Some(logits) = output.logits {
-            let spoiled: Vec<bool> = batch
-                .segments
-                .iter()
-                .flat_map(|segment| {
-                    std::iter::repeat_n(failure(segment).is_some(), segment.logit_rows().len())
-                })
-                .collect();
-            let values = step.read(&fence, logits);
-            for (index, values) in values.chunks_exact(logits.cols()).enumerate() {
-                if !spoiled[index] {
-                    row(index, values);
+            // The rows of each segment that was computed.
+            let mut end = 0;
+            let wanted = batch.segments.iter().map(|segment| {
+                let first = end;
+                end += segment.logit_rows().len();
+                if failure(segment).is_some() { end..end } else { first..end }
+            });
+            let wanted: Vec<Range<usize>> = wanted.collect();
+            let row_of = |row: usize| row * logits.cols()..(row + 1) * logits.cols();
+            match reader {
+                Reader::InOrder(read) => {
+                    let values = step.read(&fence, logits);
+                    wanted.into_iter().flatten().for_each(|row| read(row, &values[row_of(row)]));
+                }
+                Reader::AtOnce(read) => {
+                    step.read_on_all(&fence, logits, wanted.len(), &|segment, values| {
+                        let rows = wanted[segment].clone();
+                        rows.for_each(|row| read(segment, row, &values[row_of(row)]));
+                    });
                 }
             }
         }

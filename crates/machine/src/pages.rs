@@ -1,22 +1,34 @@
 //! Anonymous memory straight from the system: zeroed, page-aligned, untouched until written.
 //!
 //! Blocks of 2 MiB and more start on a 2 MiB boundary and ask for transparent huge pages, which is what lets
-//! a core stream weights without spending its time on address translation. The request is advice: where the
-//! system has no huge pages the memory works the same, only slower.
-//! Invariant: a [`Pages`] owns its mapping alone and gives the whole of it back when dropped.
+//! a core stream weights without spending its time on address translation. Smaller blocks lie side by side in a
+//! shelf of such pages. The request is advice: where the system has no huge pages the memory works the same, only
+//! slower.
+//! Invariant: a [`Pages`] owns its bytes alone, and gives its mapping back when dropped, or its shelf when all blocks
+//! of that are dropped.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::{Error, Result};
 
 /// The size of a transparent huge page on x86-64 and on 64-bit Arm with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Memory that small blocks share: those of a small model fill several, and one that is nearly empty is no loss.
+const SHELF_BYTES: usize = 4 * HUGE_PAGE_BYTES;
+
+/// The shelf that the next small block comes from, and how much of it is taken. Nothing is taken twice, so that every
+/// block begins as zeros.
+static OPEN_SHELF: Mutex<(Weak<Pages>, usize)> = Mutex::new((Weak::new(), 0));
+
 /// A block of anonymous memory.
 pub struct Pages {
     start: NonNull<u8>,
     len_bytes: usize,
+    /// Whose mapping it is, if not its own.
+    shelf: Option<Arc<Pages>>,
 }
 
 // SAFETY: the mapping belongs to this value alone and any thread may read, write or unmap it.
@@ -28,15 +40,31 @@ impl Pages {
     /// Maps `len_bytes` of zeroed memory. Nothing is resident until it is written.
     pub fn new(len_bytes: usize) -> Result<Pages> {
         if len_bytes == 0 {
-            return Ok(Pages { start: NonNull::dangling(), len_bytes });
+            return Ok(Pages { start: NonNull::dangling(), len_bytes, shelf: None });
         }
         // A slice must not exceed isize::MAX bytes, whatever the system would map.
         if len_bytes > isize::MAX as usize - 2 * HUGE_PAGE_BYTES {
             let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
             return Err(Error::Map { len_bytes, source });
         }
+        if len_bytes < HUGE_PAGE_BYTES {
+            return Pages::on_shelf(len_bytes);
+        }
         let start = map::map(len_bytes).map_err(|source| Error::Map { len_bytes, source })?;
-        Ok(Pages { start, len_bytes })
+        Ok(Pages { start, len_bytes, shelf: None })
+    }
+
+    /// A block beside others that are smaller than a huge page.
+    fn on_shelf(len_bytes: usize) -> Result<Pages> {
+        let mut open = OPEN_SHELF.lock().unwrap_or_else(PoisonError::into_inner);
+        let (shelf, taken) = match open.0.upgrade() {
+            Some(shelf) if open.1 + len_bytes <= SHELF_BYTES => (shelf, open.1),
+            _ => (Arc::new(Pages::new(SHELF_BYTES)?), 0),
+        };
+        *open = (Arc::downgrade(&shelf), (taken + len_bytes).next_multiple_of(map::page_bytes()));
+        // SAFETY: the block ends inside the shelf, and no other has bytes of it.
+        let start = unsafe { shelf.start.add(taken) };
+        Ok(Pages { start, len_bytes, shelf: Some(shelf) })
     }
 
     /// Makes every page resident now, so that the first use of each does not pay for a page fault.
@@ -84,7 +112,7 @@ impl DerefMut for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if self.len_bytes > 0 {
+        if self.len_bytes > 0 && self.shelf.is_none() {
             // SAFETY: `start` came from `map::map(len_bytes)` and nothing borrows from `self` any more.
             unsafe { map::unmap(self.start, self.len_bytes) }
         }
@@ -107,13 +135,13 @@ mod map {
 
     use super::HUGE_PAGE_BYTES;
 
+    pub(super) fn page_bytes() -> usize {
+        rustix::param::page_size()
+    }
+
     pub(super) fn map(len_bytes: usize) -> io::Result<NonNull<u8>> {
-        if len_bytes < HUGE_PAGE_BYTES {
-            return map_anywhere(len_bytes);
-        }
         // The system aligns to small pages only: map one huge page too many and give both ends back.
-        let page_bytes = rustix::param::page_size();
-        let kept_bytes = len_bytes.next_multiple_of(page_bytes);
+        let kept_bytes = len_bytes.next_multiple_of(page_bytes());
         let mapped_bytes = kept_bytes + HUGE_PAGE_BYTES;
         let mapped = map_anywhere(mapped_bytes)?;
         let head_bytes =
@@ -185,9 +213,13 @@ mod map {
 
     use super::HUGE_PAGE_BYTES;
 
+    pub(super) fn page_bytes() -> usize {
+        4096
+    }
+
     fn layout(len_bytes: usize) -> io::Result<Layout> {
-        let align = if len_bytes < HUGE_PAGE_BYTES { 4096 } else { HUGE_PAGE_BYTES };
-        Layout::from_size_align(len_bytes, align).map_err(|_| io::ErrorKind::OutOfMemory.into())
+        Layout::from_size_align(len_bytes, HUGE_PAGE_BYTES)
+            .map_err(|_| io::ErrorKind::OutOfMemory.into())
     }
 
     pub(super) fn map(len_bytes: usize) -> io::Result<NonNull<u8>> {
@@ -239,6 +271,27 @@ mod tests {
         for len_bytes in sizes.into_iter().chain([HUGE_PAGE_BYTES + 1, 5 << 20, (5 << 20) + 13]) {
             check(len_bytes);
         }
+    }
+
+    #[test]
+    fn small_blocks_lie_apart_and_outlive_their_neighbours() {
+        // More than a shelf has room for, of sizes that are no multiples of anything.
+        let sizes = (0..40).map(|i| 1000 + i * 10_007);
+        let mut blocks: Vec<Pages> = sizes.map(|bytes| Pages::new(bytes).unwrap()).collect();
+        for (block, byte) in blocks.iter_mut().zip(1..) {
+            assert!(block.iter().all(|&byte| byte == 0));
+            block.fill(byte);
+        }
+        let mut index = 0;
+        blocks.retain(|_| {
+            index += 1;
+            index % 3 == 0
+        });
+        for (block, byte) in blocks.iter().zip((3..).step_by(3)) {
+            assert!(block.iter().all(|&b| b == byte));
+        }
+        drop(blocks);
+        assert!(Pages::new(5000).unwrap().iter().all(|&byte| byte == 0));
     }
 
     #[test]

@@ -10,6 +10,8 @@
 //! [`merge_spans`] (decode over a long context, one task a span) give the same bits. A tile is
 //! all query heads of one kv head times some rows: each page is widened from f16 once for all of them.
 
+#[cfg(target_arch = "x86_64")]
+mod halves;
 mod multiply;
 
 use std::ops::Range;
@@ -103,6 +105,15 @@ pub(crate) fn visible_spans(shape: &AttentionShape, queries: Queries<'_>) -> Ran
     let first = visible.clone().map(|keys| keys.start / SPAN).min();
     let end = visible.map(|keys| keys.end.div_ceil(SPAN)).max();
     first.unwrap_or(0)..end.unwrap_or(0)
+}
+
+/// The blocks of a span that hold keys visible to these rows.
+#[inline(always)]
+fn visible_blocks(shape: &AttentionShape, queries: Queries<'_>, span: usize) -> Range<usize> {
+    let visible = queries.positions.iter().map(|&p| queries.visible(shape.window, p));
+    let first = visible.clone().map(|keys| keys.start / BLOCK).min().unwrap_or(0);
+    let end = visible.map(|keys| keys.end.div_ceil(BLOCK)).max().unwrap_or(0);
+    first.max(span * SPAN_BLOCKS)..end.min((span + 1) * SPAN_BLOCKS)
 }
 
 /// Keys of one block, counted from its start.
@@ -295,8 +306,8 @@ fn span_body(
     tile.m.fill(f32::NEG_INFINITY);
     tile.l.fill(0.0);
     tile.o.fill(0.0);
-    for block in span * SPAN_BLOCKS..(span + 1) * SPAN_BLOCKS {
-        let mut seen = [Seen::NOTHING; MAX_QUERIES];
+    let mut seen = [Seen::NOTHING; MAX_QUERIES];
+    for block in visible_blocks(shape, queries, span) {
         let mut all = Seen::NOTHING;
         let rows = queries.positions.iter().zip(seen.chunks_exact_mut(shape.group));
         for (&position, heads) in rows {
@@ -368,6 +379,15 @@ macro_rules! in_groups {
 fn scores(view: &BlockView<'_>, tile: &mut Tile<'_>) {
     let head_dim = view.shape.head_dim;
     let query_count = tile.scores.len();
+    #[cfg(target_arch = "x86_64")]
+    if let KvBlock::F16 { k, .. } = view.kv
+        && halves::are_few(view.isa, query_count)
+    {
+        tile.scores.fill([0.0; BLOCK]);
+        let (k, columns) = (k.as_chunks().0, view.all.range().end);
+        halves::multiply(tile.q, head_dim, k, columns, tile.scores, view.kv.v_bytes());
+        return;
+    }
     for start_d in (0..head_dim).step_by(PANEL) {
         let d = start_d..(start_d + PANEL).min(head_dim);
         let k: &[f32] = match view.kv {
@@ -476,6 +496,21 @@ fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
     for column in (0..head_dim).step_by(PANEL) {
         let width = panel_width(head_dim, column);
         let at = column * BLOCK + seen.start * width..column * BLOCK + seen.end * width;
+        let end = (column + width) * view.kv.row_bytes();
+        let ahead = view.kv.v_bytes().get(end..).filter(|v| !v.is_empty());
+        let ahead = ahead.unwrap_or(view.next_page);
+        #[cfg(target_arch = "x86_64")]
+        if let KvBlock::F16 { v, .. } = view.kv
+            && width == PANEL
+            && halves::are_few(view.isa, tile.scores.len())
+        {
+            let mut sums = [[0.0; PANEL]; TOGETHER];
+            let sums = &mut sums[..tile.scores.len()];
+            let p = &tile.scores.as_flattened()[seen.start..];
+            halves::multiply(p, BLOCK, v[at].as_chunks().0, PANEL, sums, ahead);
+            add_seen(view, (tile.keep, tile.add), 0, column, sums, tile.o);
+            continue;
+        }
         let v: &[f32] = match view.kv {
             KvBlock::F16 { v, .. } => {
                 let panel = &mut tile.panel[..at.len()];
@@ -484,16 +519,12 @@ fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
             }
             KvBlock::F32 { v, .. } => &v[at],
         };
-        let end = (column + width) * view.kv.row_bytes();
-        let ahead = view.kv.v_bytes().get(end..).filter(|v| !v.is_empty());
-        let ahead = ahead.unwrap_or(view.next_page);
-        let (p, o) = (&*tile.scores, &mut *tile.o);
-        in_groups!(p.len(), |query, N| {
+        in_groups!(tile.scores.len(), |query, N| {
             let some = view.seen_by::<N>(query);
             if !some.is_empty() {
                 let some = some.range();
                 let v = &v[(some.start - seen.start) * width..(some.end - seen.start) * width];
-                let p: [&[f32]; N] = std::array::from_fn(|n| &p[query + n][some.clone()]);
+                let p: [&[f32]; N] = std::array::from_fn(|n| &tile.scores[query + n][some.clone()]);
                 let mut sums = [[0.0; PANEL]; N];
                 if width == PANEL {
                     let ahead = lines(ahead, query / TOGETHER);
@@ -501,15 +532,28 @@ fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
                 } else {
                     multiply_narrow(view.isa, &p, v, width, &mut sums);
                 }
-                for n in 0..N {
-                    let query = query + n;
-                    if !view.seen[query].is_empty() {
-                        let (keep, add) = (tile.keep[query], tile.add[query]);
-                        add_sums(&sums[n], keep, add, &mut o[query * head_dim..][column..head_dim]);
-                    }
-                }
+                add_seen(view, (tile.keep, tile.add), query, column, &sums, tile.o);
             }
         });
+    }
+}
+
+/// Adds sums over a panel of V to the results of the queries from `first` on that see something of the block.
+#[inline(always)]
+fn add_seen(
+    view: &BlockView<'_>,
+    (keep, add): (&[f32], &[f32]),
+    first: usize,
+    column: usize,
+    sums: &[[f32; PANEL]],
+    o: &mut [f32],
+) {
+    let head_dim = view.shape.head_dim;
+    for (query, sums) in (first..).zip(sums) {
+        if !view.seen[query].is_empty() {
+            let o = &mut o[query * head_dim..][column..head_dim];
+            add_sums(sums, keep[query], add[query], o);
+        }
     }
 }
 

@@ -98,7 +98,8 @@ fn run(isa: Isa, head: &Head, rows: usize, width: usize, cut: usize) -> (Vec<f32
             let out = &mut out[start * dv + column..][..(count - 1) * dv + width];
             let mut out = RowsMut::new(out, dv, width);
             let from = (start == 0).then_some(&before[..]);
-            delta_rule(isa, from, &mut panel, &head.rows_from(start, column, width), &mut out);
+            let rows = head.rows_from(start, column, width);
+            delta_rule(isa, from, &mut panel, &rows, std::ptr::null(), &mut out);
         }
         for (s, panel) in state.chunks_mut(dv).zip(panel.chunks(width)) {
             s[column..column + width].copy_from_slice(panel);
@@ -135,7 +136,7 @@ fn no_rows_copy_the_state() {
     let mut out = RowsMut::new(&mut [], 16, 16);
     for isa in isas() {
         let rows = head.rows_from(0, 0, 16);
-        delta_rule(isa, Some(&head.state), &mut state, &rows, &mut out);
+        delta_rule(isa, Some(&head.state), &mut state, &rows, std::ptr::null(), &mut out);
         assert_same_bits(&state, &head.state);
     }
 }

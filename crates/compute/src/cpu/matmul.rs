@@ -4,6 +4,8 @@
 //! runs (tiles or rows) is a matter of speed only: they agree to the bit.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 use machine::cpu::Isa;
 
@@ -35,6 +37,8 @@ const LEAST_SHARE: usize = 4;
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) activations: Activations,
+    /// Those of each thread, where threads have rows of their own.
+    shares: Vec<RwLock<Activations>>,
     tasks: Vec<(usize, Range<usize>)>,
     all_rows: Vec<u32>,
     #[cfg(target_arch = "x86_64")]
@@ -150,7 +154,11 @@ pub(crate) fn multiply(
     let tiles = uses_tiles(isa, rows, cols);
     scratch.all_rows.clear();
     scratch.all_rows.extend(0..rows as u32);
-    if views.iter().any(|w| w.encoding.is_integer()) {
+    // Narrow weights stay in the caches, so it is the rows that are shared out: each stays with its core.
+    let threads = pool.thread_count();
+    let shares = if cols < CHUNK && rows >= LEAST_SHARE * threads { threads } else { 1 };
+    let integers = views.iter().any(|w| w.encoding.is_integer());
+    if integers && shares == 1 {
         quantise(isa, pool, &mut scratch.activations, x, rows, cols, !tiles);
         #[cfg(target_arch = "x86_64")]
         if tiles {
@@ -158,10 +166,8 @@ pub(crate) fn multiply(
             scratch.tiles.pack_on(pool, x, rows, &views);
         }
     }
+    scratch.shares.resize_with(shares.max(scratch.shares.len()), RwLock::default);
     scratch.tasks.clear();
-    // Narrow weights stay in the caches, so it is the rows that are shared out: each stays with its core.
-    let threads = pool.thread_count();
-    let shares = if cols < CHUNK && rows >= LEAST_SHARE * threads { threads } else { 1 };
     let pieces: Vec<Piece> = views.iter().map(|w| piece(w, rows / shares, tiles)).collect();
     let largest = if tiles { TILE_TASK_WORK } else { tasks::LARGEST };
     tasks::cut(&pieces, threads / shares, largest, &mut scratch.tasks);
@@ -171,41 +177,32 @@ pub(crate) fn multiply(
         .map(|(&start, w)| Target { start, stride: w.rows, column: 0 })
         .collect();
     let scratch = &*scratch;
-    let multiply = |task: usize| {
-        let (share, task) = (task / scratch.tasks.len(), task % scratch.tasks.len());
-        let (first, end) = (rows * share / shares, rows * (share + 1) / shares);
-        let some = &scratch.all_rows[first..end];
+    let multiply = |activations: &Activations, inputs: &[u32], rows: Range<usize>, task: usize| {
+        let outputs = &scratch.all_rows[rows.clone()];
         let (i, ref range) = scratch.tasks[task];
-        dot::fetch_ahead(scratch.tasks.get(task + 1).map(|(i, range)| (&views[*i], range)));
         let (w, target) = (&views[i], targets[i].shifted(range.start));
         // SAFETY: the targets have room for [rows, w.rows], and ranges of tasks do not overlap.
         unsafe {
             if !w.encoding.is_integer() {
-                let x = &x[first * cols..end * cols];
-                dense::multiply_rows(isa, w, range.clone(), x, some, target);
+                let x = &x[rows.start * cols..rows.end * cols];
+                dense::multiply_rows(isa, w, range.clone(), x, outputs, target);
             } else if tiles {
                 #[cfg(target_arch = "x86_64")]
                 {
                     let tiles = scratch.tiles.of(w);
-                    tiles::multiply_rows(
-                        Unit::of(isa),
-                        w,
-                        range.clone(),
-                        tiles,
-                        &scratch.all_rows,
-                        target,
-                    );
+                    tiles::multiply_rows(Unit::of(isa), w, range.clone(), tiles, outputs, target);
                 }
             } else {
-                let rows = Rows { inputs: some, outputs: some };
-                dot::multiply_rows(isa, w, range.clone(), &scratch.activations, rows, target);
+                let rows = Rows { inputs, outputs };
+                dot::multiply_rows(isa, w, range.clone(), activations, rows, target);
             }
         }
     };
-    if shares > 1 {
-        pool.run_near(shares * scratch.tasks.len(), &multiply);
+    if shares == 1 {
+        let (x, all) = (&scratch.activations, &scratch.all_rows);
+        pool.run(scratch.tasks.len(), &|task| multiply(x, all, 0..rows, task));
     } else {
-        pool.run(scratch.tasks.len(), &multiply);
+        multiply_shares(isa, pool, scratch, x, rows, integers, multiply);
     }
     for (w, &start) in weights.iter().zip(out) {
         if let Some(bias) = &w.bias {
@@ -217,6 +214,50 @@ pub(crate) fn multiply(
                 activation::add_assign(isa, out, bias);
             }
         }
+    }
+}
+
+/// Each thread quantises rows of its own and multiplies them, without waiting for others; who is done helps with what is left.
+fn multiply_shares(
+    isa: Isa,
+    pool: &mut Pool,
+    scratch: &Scratch,
+    x: &[f32],
+    rows: usize,
+    quantises: bool,
+    multiply: impl Fn(&Activations, &[u32], Range<usize>, usize) + Sync,
+) {
+    let (shares, cols) = (pool.thread_count(), x.len() / rows);
+    // The first task of a share is to quantise it.
+    let tasks = scratch.tasks.len() + 1;
+    let ready: Vec<AtomicBool> = (0..shares).map(|_| AtomicBool::new(!quantises)).collect();
+    pool.run_near(shares * tasks, &|task| {
+        let (share, task) = (task / tasks, task % tasks);
+        let some = rows * share / shares..rows * (share + 1) / shares;
+        let (ready, activations) = (&ready[share], &scratch.shares[share]);
+        if let Some(task) = task.checked_sub(1) {
+            while !ready.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            let activations = activations.read().unwrap_or_else(PoisonError::into_inner);
+            multiply(&activations, &scratch.all_rows[..some.len()], some, task);
+        } else if quantises {
+            let _ready = SetAtEnd(ready);
+            let mut activations = activations.write().unwrap_or_else(PoisonError::into_inner);
+            activations.resize(isa, some.len(), cols, true);
+            for (index, x) in x[some.start * cols..some.end * cols].chunks_exact(cols).enumerate() {
+                activations.fill(isa, index, x);
+            }
+        }
+    });
+}
+
+/// Sets a flag when it is dropped: whoever waits for it goes on even if this thread panics.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -278,10 +278,17 @@ pub(crate) fn delta(
     let values = shape.value_heads * shape.value_dim;
     let out_start = SharedMut(out.as_mut_ptr());
     let per_run = shape.value_heads * panels;
-    pool.run_near(runs.len() * per_run, &|task| {
+    let tasks = runs.len() * per_run;
+    let panel_of = |task: usize| {
+        let (head, column) = (task % per_run / panels, task % panels * PANEL);
+        let at = shape.key_dim * (head * shape.value_dim + column);
+        (head, column, arena.slot_ptr(runs[task / per_run].slot).wrapping_add(at))
+    };
+    pool.run_near(tasks, &|task| {
         let run = &runs[task / per_run];
-        let (head, panel) = (task % per_run / panels, task % panels);
-        let (column, key_head) = (panel * PANEL, head / ratio);
+        let (head, column, state) = panel_of(task);
+        let (_, _, next) = panel_of((task + 1) % tasks);
+        let key_head = head / ratio;
         let width = (shape.value_dim - column).min(PANEL);
         let part = |offset: usize, width: usize| {
             Rows::new(&convolved[run.row * channels + offset..], channels, width)
@@ -295,22 +302,20 @@ pub(crate) fn delta(
             beta: &beta[gates..],
             gate_stride: heads,
         };
-        let at = head * shape.key_dim * shape.value_dim + column * shape.key_dim;
         let floats = shape.key_dim * width;
         // SAFETY: each task has a panel of a slot and columns of the output of its own.
         unsafe {
-            let state = arena.slot_ptr(run.slot).add(at);
             let start = out_start.at(run.row * values + head * shape.value_dim + column);
             let mut out = RowsMut::from_raw(start, run.count, values, width);
             if run.is_trial {
                 let from = std::slice::from_raw_parts(state, floats);
                 SCRATCH.with_borrow_mut(|scratch| {
                     scratch.resize(scratch.len().max(floats), 0.0);
-                    delta_rule(isa, Some(from), &mut scratch[..floats], &rows, &mut out);
+                    delta_rule(isa, Some(from), &mut scratch[..floats], &rows, next, &mut out);
                 });
             } else {
                 let state = std::slice::from_raw_parts_mut(state, floats);
-                delta_rule(isa, None, state, &rows, &mut out);
+                delta_rule(isa, None, state, &rows, next, &mut out);
             }
         }
     });

@@ -19,11 +19,11 @@ use machine::cpu::Isa;
 
 use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
-use super::dot::{self, Rows, Target};
+use super::dot::{Rows, Target};
 use super::lanes::sigmoid;
 use super::matmul::{SharedMut, quantise};
 use super::pool::Pool;
-use super::quantise::Activations;
+use super::quantise::{Activations, CHUNK};
 use super::tasks::{self, Piece};
 use crate::Error;
 use crate::bank::{Expert, ExpertBank, Trial, Turn, Visit};
@@ -31,6 +31,10 @@ use crate::step::{Activation, RowFailure};
 
 /// Row–expert pairs up to which the work is cut by weight rows rather than by expert.
 const SMALL_PAIRS: usize = 64;
+
+/// Narrow experts for each thread from which a thread takes them whole: they are small enough to wait for the last one, and
+/// their hidden values stay in its cache.
+const WHOLE_FOR_EACH: usize = 4;
 
 /// Rows of the shared expert that are one task of a large call.
 const SHARED_PIECE: usize = 128;
@@ -233,6 +237,12 @@ struct Call<'a> {
     target: Target,
 }
 
+impl Call<'_> {
+    fn is_narrow(&self) -> bool {
+        self.x.len() / self.rows < CHUNK
+    }
+}
+
 /// Decode: what is in memory is one region together with the shared expert; then each expert as it lands.
 fn run_small(
     call: &Call<'_>,
@@ -249,7 +259,11 @@ fn run_small(
             let mut jobs: Vec<Job<'_>> =
                 ready.iter().map(|&(id, expert)| scratch.job(id, expert, call.k)).collect();
             jobs.extend(shared.take());
-            if jobs.iter().all(Job::is_integer) {
+            if call.is_narrow() && jobs.len() >= WHOLE_FOR_EACH * pool.thread_count() {
+                jobs.sort_by_key(|job| job.expert.gate.codes.as_ptr());
+                let activations = &scratch.activations;
+                pool.run_near(jobs.len(), &|job| whole_expert(call, &jobs[job], activations));
+            } else if jobs.iter().all(Job::is_integer) {
                 small_call(call, pool, scratch, &jobs);
             } else {
                 let activations = &scratch.activations;
@@ -398,10 +412,7 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
     let hidden = SharedMut(scratch.hidden.as_mut_ptr());
     let x = &scratch.activations;
     let tasks = cut(jobs.iter().map(gate_up_piece), pool.thread_count());
-    let threads = pool.thread_count();
     pool.run(tasks.len(), &|task| {
-        let next = tasks.get(task + threads);
-        dot::fetch_ahead(next.map(|(job, range)| (&jobs[*job].expert.gate, range)));
         let (job, range) = (&jobs[tasks[task].0], tasks[task].1.clone());
         gate_up_in_task(isa, job, range, x, hidden, widest, activation);
     });
@@ -437,8 +448,6 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
         let tasks = cut(jobs.iter().map(|job| down_piece(job)), pool.thread_count());
         let activations = &scratch.hidden_activations;
         pool.run(tasks.len(), &|task| {
-            let next = tasks.get(task + threads);
-            dot::fetch_ahead(next.map(|(job, range)| (&jobs[*job].expert.down, range)));
             let (index, range) = (tasks[task].0, tasks[task].1.clone());
             let job = jobs[index];
             let inputs: Vec<u32> =

@@ -43,7 +43,7 @@ pub(crate) struct Activations {
     /// Per 64 values: 64 high bytes, 64 low bytes.
     pub(crate) planes: Lines<i8>,
     /// Per 128 values: 64 high bytes of even elements, 64 of odd ones, then the low bytes likewise: the order in
-    /// which the low and high nibbles of 64 code bytes come out. Transposed for several rows: then per chunk and
+    /// which the low and high nibbles of 64 code bytes come out. Transposed for several rows and for narrow ones: then per chunk and
     /// for each eighth value of its blocks and the seven after it, four bytes of each block, block after block.
     /// So a lane of 32 bits belongs to one block, which costs shuffles of codes once and saves them for each row.
     pub(crate) paired: Lines<i8>,
@@ -110,7 +110,7 @@ impl Activations {
         let bytes = if planes && matches!(isa, Isa::Avx512 | Isa::Amx) { 2 * values } else { 0 };
         self.planes.resize(bytes);
         self.paired.resize(bytes);
-        self.transposed = rows > 1;
+        self.transposed = rows > 1 || cols < CHUNK;
     }
 
     /// Quantises one row into place `row`.

@@ -558,6 +558,17 @@ impl Step for CpuStep<'_> {
     fn read(&mut self, _fence: &Fence, x: Tensor) -> &[f32] {
         self.view(x).read()
     }
+
+    fn read_on_all(
+        &mut self,
+        _fence: &Fence,
+        x: Tensor,
+        tasks: usize,
+        f: &(dyn Fn(usize, &[f32]) + Sync),
+    ) {
+        let values = self.view(x).read();
+        self.backend.pool.run_near(tasks, &|task| f(task, values));
+    }
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ pub(super) fn lines(ahead: &[u8], group: usize) -> &[u8] {
 
 /// Asks for cache line `index` of `ahead`, if there is one, while the arithmetic goes on.
 #[inline(always)]
-fn prefetch(ahead: &[u8], index: usize) {
+pub(super) fn prefetch(ahead: &[u8], index: usize) {
     #[cfg(target_arch = "x86_64")]
     if index * LINE_BYTES < ahead.len() {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -27,12 +27,6 @@ use crate::weight::{Encoding, Float, Matrix};
 pub(crate) use avx512::expand_chunk as expand_avx512;
 pub(crate) use unpack::{FP4_CODES, FP4_ZERO, unpack_codes};
 
-/// How much of a weight [`fetch_ahead`] asks for: what comes before kernels look ahead themselves.
-#[cfg(target_arch = "x86_64")]
-const HEAD_BYTES: usize = 3072;
-#[cfg(target_arch = "x86_64")]
-const SCALE_HEAD_BYTES: usize = 1024;
-
 /// How the codes of a chunk are packed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Codes {
@@ -237,26 +231,6 @@ impl Target {
     pub(crate) fn shifted(self, columns: usize) -> Target {
         Target { column: self.column + columns, ..self }
     }
-}
-
-/// Asks memory for the beginning of narrow weight rows that are multiplied next, if there are some: from one small matrix to
-/// the next, nothing else would notice in time where it goes on.
-pub(crate) fn fetch_ahead(next: Option<(&Matrix<'_>, &std::ops::Range<usize>)>) {
-    #[cfg(target_arch = "x86_64")]
-    if let Some((w, range)) = next.filter(|(w, _)| w.cols < CHUNK) {
-        let codes = &w.codes[range.start * w.encoding.row_bytes(w.cols)..];
-        let scales = &w.scales[range.start * w.encoding.scale_bytes(w.cols)..];
-        let biases = &w.biases[range.start * w.encoding.bias_bytes(w.cols)..];
-        let heads = [(codes, HEAD_BYTES), (scales, SCALE_HEAD_BYTES), (biases, SCALE_HEAD_BYTES)];
-        for (bytes, most) in heads {
-            for line in bytes[..bytes.len().min(most)].chunks(64) {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                // SAFETY: every x86-64 has the instruction, and it reads nothing.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-            }
-        }
-    }
-    let _ = next;
 }
 
 /// Products of weight rows `range` with some activation rows.

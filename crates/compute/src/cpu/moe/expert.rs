@@ -54,7 +54,6 @@ pub(super) fn gate_up_in_task(
         let (count, width) = (job.rows.len(), range.len());
         let outputs: Vec<u32> = (0..count as u32).collect();
         let rows = Rows { inputs: &job.rows, outputs: &outputs };
-        dot::fetch_ahead(Some((&up, &range)));
         let products = [(gate, biases[0], &mut buffers.gate), (up, biases[1], &mut buffers.up)];
         for (w, bias, to) in products {
             to.resize(to.len().max(count * width), 0.0);

@@ -17,6 +17,26 @@ const TOGETHER: usize = 16;
 const FOURS: usize = TOGETHER / 4;
 /// Activation rows that codes are unpacked for at most.
 const MOST: usize = 16;
+/// Bytes of a weight up to which the next one is fetched while it is multiplied. It begins where this one ends: that is so
+/// of an expert's matrices, and of experts that come in order.
+const SMALL_WEIGHT: usize = 32 << 10;
+
+/// How far ahead codes and scales are fetched.
+#[derive(Clone, Copy)]
+struct Ahead {
+    codes: usize,
+    scales: usize,
+}
+
+impl Ahead {
+    fn of(w: &Matrix<'_>) -> Ahead {
+        let bytes = w.bytes();
+        if bytes <= SMALL_WEIGHT {
+            return Ahead { codes: bytes, scales: bytes };
+        }
+        Ahead { codes: PREFETCH_BYTES, scales: SCALE_PREFETCH_BYTES }
+    }
+}
 
 /// Whether rows of the weight are of one or two parts.
 pub(super) fn is_narrow<const TAIL: usize>(w: &Matrix<'_>) -> bool {
@@ -36,6 +56,7 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
     out: Target,
 ) {
     let Layout { row_bytes, scale_bytes, .. } = Layout::check(w, &range, GROUP);
+    let ahead = Ahead::of(w);
     for (inputs, outputs) in rows.inputs.chunks(MOST).zip(rows.outputs.chunks(MOST)) {
         let mut planes = [Planes::of(x, inputs[0] as usize); MOST];
         for (planes, &input) in planes.iter_mut().zip(inputs) {
@@ -50,7 +71,7 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
                 let row = range.start + first;
                 let from = [(w.codes, row_bytes), (w.scales, scale_bytes), (w.biases, scale_bytes)]
                     .map(|(bytes, of_row)| bytes.as_ptr().add(row * of_row));
-                sixteen::<PARTS, KIND, GROUP>(from, x, &mut sums);
+                sixteen::<PARTS, KIND, GROUP>(from, ahead, x, &mut sums);
                 for (sums, &output) in sums.iter().zip(outputs) {
                     _mm512_storeu_ps(out.place(output, first), sums_of_fours(*sums));
                 }
@@ -66,7 +87,7 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
                 }
                 let [codes, scales, biases] = &copies;
                 let from = [codes.as_ptr(), scales.as_ptr(), biases.as_ptr()];
-                sixteen::<PARTS, KIND, GROUP>(from, x, &mut sums);
+                sixteen::<PARTS, KIND, GROUP>(from, ahead, x, &mut sums);
                 let mask = ((1u32 << (range.len() - whole)) - 1) as u16;
                 for (sums, &output) in sums.iter().zip(outputs) {
                     let to = out.place(output, whole);
@@ -85,12 +106,13 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
 unsafe fn sixteen<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     from: [*const u8; 3],
+    ahead: Ahead,
     x: &[Planes],
     sums: &mut [[__m512; FOURS]; MOST],
 ) {
     for half in 0..FOURS / 2 {
         // SAFETY: the caller's promise.
-        unsafe { eight::<PARTS, KIND, GROUP>(from, half, x, sums) };
+        unsafe { eight::<PARTS, KIND, GROUP>(from, ahead, half, x, sums) };
     }
 }
 
@@ -102,6 +124,7 @@ unsafe fn sixteen<const PARTS: usize, const KIND: u8, const GROUP: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
 unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     [codes, scales, biases]: [*const u8; 3],
+    ahead: Ahead,
     half: usize,
     x: &[Planes],
     sums: &mut [[__m512; FOURS]; MOST],
@@ -119,7 +142,7 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
             let row = (half * 2 + four) * 4;
             let (scales, biases) = (scales.add(row * scale_bytes), biases.add(row * scale_bytes));
             for stream in [scales, biases] {
-                _mm_prefetch::<_MM_HINT_T0>(stream.wrapping_add(SCALE_PREFETCH_BYTES).cast());
+                _mm_prefetch::<_MM_HINT_T0>(stream.wrapping_add(ahead.scales).cast());
             }
             scale[four] = scales_of_four::<PARTS, KIND, GROUP>(scales);
             bias[four] = scales_of_four::<PARTS, KIND, GROUP>(biases);
@@ -130,7 +153,7 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
                 for row in 0..4 {
                     let row_of_all = (half * 2 + four) * 4 + row;
                     let at = codes.add(row_of_all * row_bytes + part * PART / 2);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead.codes).cast());
                     packed[row] = _mm512_loadu_si512(at.cast());
                 }
                 let (even, odd) = unpack::<false>(transpose(packed));

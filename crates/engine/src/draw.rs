@@ -1,0 +1,83 @@
+//! From rows of logits to the tokens of a request. Requests draw at once, each on one thread: nothing of one's draw depends
+//! on another's.
+
+use std::cell::RefCell;
+
+use crate::job::Job;
+use crate::sampler::{Sampled, Scratch, sample};
+use crate::{Constraint, Error, FinishReason, Result};
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+}
+
+/// What the rows of a request came to.
+pub(crate) struct Outcome {
+    /// Index of the request.
+    pub(crate) index: usize,
+    /// Its tokens, and why they are the last. The stop token is not among them.
+    pub(crate) drawn: Vec<Sampled>,
+    pub(crate) end: Option<FinishReason>,
+    /// Rows that were right: each gave a token, or the end.
+    pub(crate) rows: usize,
+    pub(crate) error: Option<Error>,
+}
+
+impl Outcome {
+    pub(crate) fn new(index: usize) -> Outcome {
+        Outcome { index, drawn: Vec::new(), end: None, rows: 0, error: None }
+    }
+}
+
+/// A request that looks at its rows, one after another.
+pub(crate) struct Draw<'a> {
+    pub(crate) job: &'a mut Job,
+    /// The tokens that its rows after the first were computed for.
+    pub(crate) drafts: &'a [u32],
+    pub(crate) outcome: Outcome,
+}
+
+impl Draw<'_> {
+    /// Draws the next token of the answer from the next row, if all before it turned out right. `is_full` says that no other
+    /// row will fit.
+    pub(crate) fn next(&mut self, logits: &[f32], is_full: bool) {
+        let Draw { job, drafts, outcome } = self;
+        let drafts = drafts.get(..outcome.rows);
+        let drawn = outcome.drawn.iter().map(|sampled| &sampled.token);
+        if outcome.end.is_some() || outcome.error.is_some() || !drafts.is_some_and(|d| drawn.eq(d))
+        {
+            return;
+        }
+        outcome.rows += 1;
+        if job.max_tokens == 0 {
+            outcome.end = Some(FinishReason::Length);
+            return;
+        }
+        let sampled = match choose(job, logits) {
+            Ok(sampled) => sampled,
+            Err(error) => {
+                outcome.error = Some(error);
+                return;
+            }
+        };
+        let since = job.submitted.elapsed().as_secs_f64();
+        job.usage.first_token_seconds.get_or_insert(since);
+        if job.stop_tokens.contains(&sampled.token) {
+            outcome.end = Some(FinishReason::Stop);
+            return;
+        }
+        job.push(sampled.token);
+        outcome.drawn.push(sampled);
+        let is_long = job.generated() >= job.max_tokens;
+        outcome.end = (is_full || is_long).then_some(FinishReason::Length);
+    }
+}
+
+/// The next token of an answer.
+fn choose(job: &mut Job, logits: &[f32]) -> Result<Sampled> {
+    let position = job.generated() as u64;
+    let mask = job.constraint.as_mut().map(Constraint::mask).transpose()?;
+    SCRATCH.with_borrow_mut(|scratch| {
+        Ok(sample(logits, &job.counts, &job.sampling, position, mask, scratch)?)
+    })
+}
