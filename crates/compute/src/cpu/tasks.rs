@@ -10,6 +10,8 @@ const LEFT_FOR_EACH: usize = 4;
 /// Work of a task at most, and that below which it is mostly its start.
 pub(crate) const LARGEST: usize = 384 << 10;
 const SMALLEST: usize = 48 << 10;
+/// Work of each of many even tasks.
+const EVEN: usize = 800 << 10;
 /// Weight rows of a task are a multiple of this, but for the last: their products fill lines of the output, and kernels for
 /// narrow rows take so many at a time.
 const ROWS: usize = 16;
@@ -60,6 +62,17 @@ pub(crate) fn cut(
     }
 }
 
+/// The same in tasks of about the same work, a multiple of `threads` in all unless rows do not divide so.
+pub(crate) fn cut_evenly(pieces: &[Piece], threads: usize, tasks: &mut Vec<(usize, Range<usize>)>) {
+    let all: usize = pieces.iter().map(|piece| piece.rows * piece.row_work).sum();
+    let work = all.div_ceil(all.div_ceil(EVEN).max(1).next_multiple_of(threads));
+    for (index, &Piece { rows, row_work, unit }) in pieces.iter().enumerate() {
+        let count = (rows * row_work).div_ceil(work.max(1)).max(1);
+        let step = rows.div_ceil(count).next_multiple_of(unit).max(1);
+        tasks.extend((0..rows).step_by(step).map(|start| (index, start..rows.min(start + step))));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +108,26 @@ mod tests {
         let sizes: Vec<usize> = tasks.iter().map(|task| task.1.len()).collect();
         assert!(sizes[0] > 6 * sizes[sizes.len() - 2], "{sizes:?}");
         assert!(sizes.windows(2).all(|pair| pair[0] >= pair[1]), "{sizes:?}");
+    }
+
+    #[test]
+    fn even_tasks_have_every_row_once_and_about_the_same_work() {
+        let pieces = [Piece::new(8192, 8192 * 1152, 5), Piece::new(32, 32 * 1152, 5)];
+        for threads in [1, 2, 3] {
+            let mut tasks = Vec::new();
+            cut_evenly(&pieces, threads, &mut tasks);
+            for (index, piece) in pieces.iter().enumerate() {
+                let own = || tasks.iter().filter(|task| task.0 == index).map(|task| &task.1);
+                assert_eq!(own().map(|range| range.len()).sum::<usize>(), piece.rows);
+                assert!(own().zip(own().skip(1)).all(|(a, b)| a.end == b.start));
+            }
+            let large: Vec<usize> = tasks.iter().map(|task| task.1.len()).collect();
+            let (largest, least) = (large[0], large[large.len() - 3]);
+            assert!(least + 16 >= largest && largest * pieces[0].row_work <= EVEN + (64 << 10));
+        }
+        let mut tasks = Vec::new();
+        cut_evenly(&[Piece::new(0, 0, 3)], 2, &mut tasks);
+        assert!(tasks.is_empty());
     }
 
     #[test]
