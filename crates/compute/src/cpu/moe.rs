@@ -2,8 +2,8 @@
 //! in rank order, so the result does not depend on which experts arrived first.
 //!
 //! Few rows (decode): all ready experts' gate and up rows are one parallel region, their down rows
-//! another. Many rows (prefill): a thread takes one expert after another, whole. Either way experts
-//! that are in memory come first, and those on their way as they land.
+//! another. Many rows (prefill), or many narrow experts: a thread takes one after another, whole. Either way
+//! experts that are in memory come first, and those on their way as they land.
 
 mod expert;
 #[cfg(test)]
