@@ -2,7 +2,8 @@
 //!
 //! The desk owns the engine. Handlers send it orders and read events from a bounded channel each; a
 //! channel that is nearly full pauses its own request and nobody else's, and who no longer listens is
-//! cancelled at the next step. An error of the engine itself ends the requests under way, not the server.
+//! cancelled at the next step. The events of a step are handed out together, by a task among the handlers: waking them one by
+//! one, the engine's thread would be interrupted by each. An error of the engine itself ends the requests under way, not the server.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,6 +61,23 @@ pub(crate) struct Told {
     pub(crate) event: Event,
 }
 
+/// An event and its place in the channel that it is for.
+type Delivery = (mpsc::OwnedPermit<Told>, Told);
+
+/// Hands out events.
+pub(crate) struct Post(mpsc::UnboundedReceiver<Vec<Delivery>>);
+
+impl Post {
+    /// Until the desk is closed.
+    pub(crate) async fn deliver(mut self) {
+        while let Some(deliveries) = self.0.recv().await {
+            for (place, told) in deliveries {
+                place.send(told);
+            }
+        }
+    }
+}
+
 /// A handle for handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct Desk {
@@ -79,13 +97,16 @@ pub(crate) struct Inlet {
 /// A desk whose engine is still to come.
 pub(crate) struct OpenDesk {
     orders: Receiver<Order>,
+    /// No more than there are places for in the channels.
+    post: mpsc::UnboundedSender<Vec<Delivery>>,
 }
 
-/// A new desk: the handle, and what the engine's thread needs.
-pub(crate) fn open() -> (Desk, OpenDesk) {
+/// A new desk: the handle, what the engine's thread needs, and what must run beside the handlers.
+pub(crate) fn open() -> (Desk, OpenDesk, Post) {
     let (sender, receiver) = channel();
+    let (post, deliveries) = mpsc::unbounded_channel();
     let desk = Desk { orders: sender, next: Arc::default() };
-    (desk, OpenDesk { orders: receiver })
+    (desk, OpenDesk { orders: receiver, post }, Post(deliveries))
 }
 
 impl Desk {
@@ -127,7 +148,8 @@ impl Inlet {
     }
 
     fn wake(&self) {
-        let half_empty = self.receiver.len() <= self.receiver.max_capacity() / 2;
+        // Places that are spoken for count, as they do for the desk.
+        let half_empty = self.receiver.capacity() >= self.receiver.max_capacity() / 2;
         if half_empty && self.paused.swap(false, Ordering::AcqRel) {
             let _ = self.orders.send(Order::Wake);
         }
@@ -153,6 +175,8 @@ struct Floor<'a> {
     engine: &'a mut Engine,
     clients: HashMap<Ticket, Client>,
     owners: HashMap<RequestId, (Ticket, usize)>,
+    /// What this step tells.
+    deliveries: Vec<Delivery>,
     metrics: &'a Metrics,
 }
 
@@ -164,7 +188,13 @@ impl OpenDesk {
         metrics: &Metrics,
         mut after_step: impl FnMut(&Engine, Option<Duration>),
     ) {
-        let mut floor = Floor { engine, clients: HashMap::new(), owners: HashMap::new(), metrics };
+        let mut floor = Floor {
+            engine,
+            clients: HashMap::new(),
+            owners: HashMap::new(),
+            deliveries: Vec::new(),
+            metrics,
+        };
         loop {
             let waits = floor.engine.is_idle() || floor.all_paused();
             let first = if waits {
@@ -195,6 +225,10 @@ impl OpenDesk {
                 Ok(Ok(events)) => events.into_iter().for_each(|event| floor.tell(event)),
                 Ok(Err(error)) => floor.fail_all(&error.to_string()),
                 Err(_) => floor.fail_all("an internal error"),
+            }
+            if !floor.deliveries.is_empty() {
+                // Without anybody to hand them out there is nobody to read them.
+                let _ = self.post.send(std::mem::take(&mut floor.deliveries));
             }
             after_step(floor.engine, Some(start.elapsed()));
         }
@@ -247,13 +281,15 @@ impl Floor<'_> {
                 requests.iter().for_each(|&id| self.engine.cancel(id));
                 continue;
             }
-            let is_full = outlet.sender.capacity() < STEP_EVENTS * requests.len().max(1);
+            let capacity = outlet.sender.capacity();
+            let is_full = capacity < STEP_EVENTS * requests.len().max(1);
             if is_full && !*is_paused {
                 outlet.paused.store(true, Ordering::Release);
                 *is_paused = true;
                 requests.iter().for_each(|&id| self.engine.pause(id));
                 self.metrics.pauses.add(1);
-            } else if *is_paused && !is_full && !outlet.paused.load(Ordering::Acquire) {
+            } else if *is_paused && capacity >= outlet.sender.max_capacity() / 2 {
+                outlet.paused.store(false, Ordering::Release);
                 *is_paused = false;
                 requests.iter().for_each(|&id| self.engine.resume(id));
             }
@@ -277,8 +313,10 @@ impl Floor<'_> {
         let Some(&(ticket, choice)) = self.owners.get(&id) else { return };
         let Some(client) = self.clients.get_mut(&ticket) else { return };
         // A channel without room belongs to a reader that is gone: readers that are slow were paused.
-        if client.outlet.sender.try_send(Told { choice, event }).is_err() && !is_last {
-            self.engine.cancel(id);
+        match client.outlet.sender.clone().try_reserve_owned() {
+            Ok(place) => self.deliveries.push((place, Told { choice, event })),
+            Err(_) if !is_last => self.engine.cancel(id),
+            Err(_) => {}
         }
         if is_last {
             self.owners.remove(&id);
@@ -297,7 +335,9 @@ impl Floor<'_> {
             if let Some(client) = self.clients.get(&ticket) {
                 let error = engine::Error::Step { message: message.to_owned() };
                 let event = Event::Failed { id, error };
-                let _ = client.outlet.sender.try_send(Told { choice, event });
+                if let Ok(place) = client.outlet.sender.clone().try_reserve_owned() {
+                    self.deliveries.push((place, Told { choice, event }));
+                }
             }
         }
         self.clients.clear();

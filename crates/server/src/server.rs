@@ -118,7 +118,8 @@ impl Server {
     /// taken.
     pub fn run(self, loaded: Loaded, ready: impl FnOnce()) -> Result<Engine, StartError> {
         let Loaded { mut engine, dialect, .. } = loaded;
-        let (desk, open_desk) = desk::open();
+        let (desk, open_desk, post) = desk::open();
+        self.runtime.spawn(post.deliver());
         let facts = facts(
             &engine,
             &loaded.model_type,

@@ -15,7 +15,8 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::{Instant, Sleep};
 
 use crate::answers::{Answers, Part};
 
@@ -53,6 +54,8 @@ pub(crate) struct Wire {
     /// When something was last written. What happens meanwhile and is not told (a prompt that is read, chunk by chunk)
     /// is silence to the client.
     written: Instant,
+    /// Goes off when there may have been silence for long: set again then, not with every frame.
+    alarm: Pin<Box<Sleep>>,
 }
 
 /// A response whose body `run` writes.
@@ -65,7 +68,7 @@ where
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(FRAMES);
-    let task = run(Wire { sender, framing, keep_alive, written: Instant::now() });
+    let task = run(Wire::new(sender, framing, keep_alive));
     tokio::spawn(async move {
         let _ = task.await;
     });
@@ -83,11 +86,22 @@ where
 }
 
 impl Wire {
+    fn new(sender: mpsc::Sender<Bytes>, framing: Framing, keep_alive: KeepAlive) -> Wire {
+        let written = Instant::now();
+        let alarm = Box::pin(tokio::time::sleep_until(written + keep_alive.every));
+        Wire { sender, framing, keep_alive, written, alarm }
+    }
+
     /// One JSON value: an event without a name, or a line.
     pub(crate) async fn json(&mut self, value: &Value) -> Result<(), Gone> {
+        self.text(&value.to_string()).await
+    }
+
+    /// The same, written already.
+    pub(crate) async fn text(&mut self, json: &str) -> Result<(), Gone> {
         let frame = match self.framing {
-            Framing::Events => format!("data: {value}\n\n"),
-            Framing::Lines => format!("{value}\n"),
+            Framing::Events => ["data: ", json, "\n\n"].concat(),
+            Framing::Lines => [json, "\n"].concat(),
         };
         self.write(frame.into()).await
     }
@@ -117,9 +131,15 @@ impl Wire {
                 biased;
                 () = self.sender.closed() => return Err(Gone),
                 value = &mut happens => return Ok(value),
-                () = tokio::time::sleep_until(self.written + self.keep_alive.every) => {}
+                () = self.alarm.as_mut() => {}
             }
-            self.written = Instant::now();
+            let (now, due) = (Instant::now(), self.written + self.keep_alive.every);
+            if now < due {
+                self.alarm.as_mut().reset(due);
+                continue;
+            }
+            self.alarm.as_mut().reset(now + self.keep_alive.every);
+            self.written = now;
             if let Some(frame) = self.keep_alive.frame {
                 self.write(Bytes::from_static(frame.as_bytes())).await?;
             }
@@ -136,14 +156,14 @@ impl Wire {
     }
 
     async fn write(&mut self, frame: Bytes) -> Result<(), Gone> {
-        // A client that reads nothing for long is as good as gone.
-        match tokio::time::timeout(self.keep_alive.unread, self.sender.send(frame)).await {
-            Ok(sent) => {
-                self.written = Instant::now();
-                sent.map_err(|_| Gone)
-            }
-            Err(_) => Err(Gone),
+        if let Err(refused) = self.sender.try_send(frame) {
+            let TrySendError::Full(frame) = refused else { return Err(Gone) };
+            // A client that reads nothing for long is as good as gone.
+            let sent = tokio::time::timeout(self.keep_alive.unread, self.sender.send(frame)).await;
+            sent.map_err(|_| Gone)?.map_err(|_| Gone)?;
         }
+        self.written = Instant::now();
+        Ok(())
     }
 }
 
@@ -172,7 +192,7 @@ mod tests {
             unread: Duration::from_secs(10),
         };
         let framing = Framing::Events;
-        let mut wire = Wire { sender, framing, keep_alive, written: Instant::now() };
+        let mut wire = Wire::new(sender, framing, keep_alive);
         for _ in 0..20 {
             wire.alive_until(tokio::time::sleep(Duration::from_millis(10))).await.unwrap();
         }

@@ -38,13 +38,22 @@ pub(crate) struct Head {
     object: &'static str,
     created: u64,
     model: String,
+    /// The JSON of a chunk up to its choice: the same for each.
+    beginning: String,
 }
 
 impl Head {
     /// A new response; `prefix` begins its id.
     fn new(prefix: &str, object: &'static str, model: &str) -> Head {
-        let created = now_unix_s();
-        Head { id: identifier(prefix), object, created, model: model.to_owned() }
+        Head::of(identifier(prefix), object, now_unix_s(), model)
+    }
+
+    fn of(id: String, object: &'static str, created: u64, model: &str) -> Head {
+        let (model, beginning) = (model.to_owned(), String::new());
+        let mut head = Head { id, object, created, model, beginning };
+        let without = Value::Object(head.with(Vec::new())).to_string();
+        head.beginning = without.strip_suffix("]}").expect("choices are last").to_owned();
+        head
     }
 
     /// A response or a chunk of one with these choices.
@@ -87,13 +96,10 @@ impl Streaming {
         Ok(is_wanted.then_some(Streaming { include_usage }))
     }
 
-    /// A chunk: where usage comes at the end, it is announced on the way.
-    fn chunk(self, head: &Head, choice: Value) -> Value {
-        let mut body = head.with(vec![choice]);
-        if self.include_usage {
-            body.insert("usage".to_owned(), Value::Null);
-        }
-        Value::Object(body)
+    /// A chunk, as JSON: where usage comes at the end, it is announced on the way.
+    fn chunk(self, head: &Head, choice: &Value) -> String {
+        let usage = if self.include_usage { ",\"usage\":null" } else { "" };
+        [&head.beginning, &choice.to_string(), "]", usage, "}"].concat()
     }
 
     /// What comes after the last choice has ended.
@@ -122,7 +128,7 @@ fn stream(
     };
     wire::stream(Framing::Events, keep_alive, move |mut wire| async move {
         for choice in opening {
-            wire.json(&streaming.chunk(&head, choice)).await?;
+            wire.text(&streaming.chunk(&head, &choice)).await?;
         }
         let mut usages = vec![Usage::default(); answers.count()];
         while let Some((index, parts)) = wire.next(&mut answers).await? {
@@ -143,7 +149,7 @@ fn stream(
                     _ => {}
                 }
                 if let Some(choice) = choice_of(index, &part) {
-                    wire.json(&streaming.chunk(&head, choice)).await?;
+                    wire.text(&streaming.chunk(&head, &choice)).await?;
                 }
             }
         }
@@ -250,7 +256,7 @@ mod fixtures {
     use crate::answers::Ending;
 
     pub(super) fn head(object: &'static str) -> Head {
-        Head { id: "id-1".to_owned(), object, created: 7, model: "m".to_owned() }
+        Head::of("id-1".to_owned(), object, 7, "m")
     }
 
     pub(super) fn usage(cached_tokens: usize, completion_tokens: usize) -> Usage {
@@ -332,9 +338,17 @@ mod tests {
         check(&json!({"stream": true, "stream_options": {"include_usage": true}}), Some(counting));
 
         let head = head("chat.completion.chunk");
-        assert!(plain.chunk(&head, json!({})).get("usage").is_none());
+        let chunk = |streaming: Streaming| -> Value {
+            serde_json::from_str(&streaming.chunk(&head, &json!({"index": 0}))).expect("JSON")
+        };
+        let expect = json!({"id": "id-1", "choices": [{"index": 0}]});
+        assert_eq!(
+            (&chunk(plain)["id"], &chunk(plain)["choices"]),
+            (&expect["id"], &expect["choices"])
+        );
+        assert!(chunk(plain).get("usage").is_none());
         assert!(plain.last(&head, &usage(0, 1)).is_none());
-        assert_eq!(counting.chunk(&head, json!({})).get("usage"), Some(&Value::Null));
+        assert_eq!(chunk(counting).get("usage"), Some(&Value::Null));
         let last = counting.last(&head, &usage(0, 1)).unwrap();
         assert_eq!(last["choices"], json!([]));
         assert_eq!(last["usage"]["total_tokens"], json!(11));
