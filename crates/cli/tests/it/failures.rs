@@ -139,6 +139,13 @@ fn a_truncated_file_is_named() {
     }
     std::fs::write(&file, b"").unwrap();
     assert_has(&home.run(&["plan", "./model"]).bad(1), &["error: ", "model.safetensors"]);
+    let config = file.with_file_name("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, &text[..text.len() / 2]).unwrap();
+    for command in [&["run", "./model", "hi"][..], &["plan", "./model"], &["show", "./model"]] {
+        let expect = ["error: ", "config.json: EOF", "hint: if it was not edited, it is damaged"];
+        assert_has(&home.run(command).bad(1), &expect);
+    }
 }
 
 #[test]
