@@ -82,6 +82,11 @@ pub trait ExpertBank: Send + Sync {
         trials: &'a [Trial],
     ) -> Box<dyn Visit + 'a>;
 
+    /// An expert of a layer, if it stays in memory as long as the bank does.
+    fn resident(&self, _layer: usize, _expert: u32) -> Option<Expert<'_>> {
+        None
+    }
+
     /// Which drafted rows of the step that ended were right: bit `i` for row `i`. To be called after
     /// every step with drafted rows; a step that begins without it finds all of them wrong.
     fn settle(&self, _accepted: u64) {}
@@ -212,6 +217,10 @@ impl ExpertBank for ResidentBank {
 
     fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    fn resident(&self, layer: usize, expert: u32) -> Option<Expert<'_>> {
+        Some(self.layers[layer][expert as usize].view())
     }
 
     fn visit<'a>(

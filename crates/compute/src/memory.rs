@@ -8,6 +8,8 @@
 //! The compute threads of one step write disjoint pages and slots of the same arena at once; the
 //! `unsafe` functions that allow this say who may not be looking meanwhile.
 
+mod part;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -16,7 +18,8 @@ use machine::Result;
 use machine::cpu::Isa;
 use machine::pages::Pages;
 
-use crate::cpu::half_float;
+pub use self::part::{Arena, Part};
+use crate::cpu::{half_float, prefetch};
 
 /// Positions in a KV page: the one granularity of pages, attention blocks and prefix-cache keys.
 pub const BLOCK: usize = 64;
@@ -235,6 +238,21 @@ impl KvArena {
                     &k_bits[..count],
                     &v_bits[..count],
                 );
+            }
+        }
+    }
+
+    /// Asks for the memory of one position, before it is written.
+    pub(crate) fn prefetch(&self, page: PageId, slot: usize) {
+        let value_bytes = self.format.value_bytes();
+        for kv_head in 0..self.kv_heads {
+            let start = self.head_ptr(page, kv_head);
+            let at = |value: usize| start.wrapping_add(value * value_bytes);
+            (0..self.head_dim).for_each(|d| prefetch::line(at(d * BLOCK + slot)));
+            for column in (0..self.head_dim).step_by(PANEL) {
+                let width = panel_width(self.head_dim, column);
+                let row = (self.head_dim + column) * BLOCK + slot * width;
+                prefetch::lines(at(row), width * value_bytes);
             }
         }
     }

@@ -17,7 +17,7 @@ use state::{CacheLimits, PrefixCache, Worth, common_prefix};
 use crate::draw::{Draw, Outcome};
 use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
-use crate::runner::Reader;
+use crate::pass::Reader;
 use crate::sampler::SampleError;
 use crate::schedule::{Pace, Prompt, pack};
 use crate::speculation::{Drafter, LoggedRound, Oracle, Passed, Report, SourceKind, Speculation};
@@ -330,7 +330,7 @@ impl Engine {
             // Nothing was written: what was reserved is given up.
             sequences.iter_mut().for_each(|sequence| sequence.advance(0));
         })?;
-        if batch.segments.iter().any(Segment::is_trial) {
+        if batch.keeps {
             let right: Vec<usize> = outcomes.iter().map(|outcome| outcome.rows).collect();
             self.runner.settle(batch, &right, &mut sequences);
         }

@@ -15,6 +15,7 @@ mod heads;
 mod job;
 mod load;
 mod options;
+mod pass;
 mod plan;
 mod request;
 mod runner;

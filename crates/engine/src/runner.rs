@@ -1,16 +1,16 @@
 //! A loaded model with its memory: turns token rows into logits.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use compute::{CpuBackend, ExpertBank, ResidentBank, Step, Tape};
 use experts::{Device, StreamedBank};
-use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Progress, Segment, SegmentKind};
+use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Progress, SegmentKind};
 use state::{Capacity, Layout, Memory, Sequence};
 
 use experts::reader::Method;
 
+use crate::pass::{self, Activations, Pass, Reader};
 use crate::{Error, Options, Result, heads, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
@@ -47,14 +47,6 @@ pub struct SequenceFailure {
     pub error: Error,
 }
 
-/// Who looks at the rows of logits that a batch asks for.
-pub(crate) enum Reader<'a> {
-    /// One after another: the row and its values.
-    InOrder(&'a mut dyn FnMut(usize, &[f32])),
-    /// Those of different segments at once, on all threads: the segment, the row and its values.
-    AtOnce(&'a (dyn Fn(usize, usize, &[f32]) + Sync)),
-}
-
 /// A model that can run batches.
 pub struct Runner {
     pub(crate) spec: DecoderSpec,
@@ -62,6 +54,9 @@ pub struct Runner {
     bank: Bank,
     pub(crate) memory: Memory,
     pub(crate) backend: CpuBackend,
+    /// Whether a batch can go in parts.
+    pub(crate) is_narrow: bool,
+    activations: Activations,
     /// Of the last batch that had rows to verify.
     tape: Tape,
     pub(crate) options: Options,
@@ -131,7 +126,10 @@ impl Runner {
         let memory = Memory::new(&layout(&spec, options)?, options.kv, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
         let (options, tape, features) = (options.clone(), Tape::default(), Vec::new());
+        let is_narrow = pass::is_narrow(resident) && !matches!(bank, Bank::Streamed(_));
         Ok(Runner {
+            is_narrow,
+            activations: activations(&spec, &options),
             spec,
             decoder,
             bank,
@@ -232,52 +230,28 @@ impl Runner {
         let head = self.head.as_ref().filter(|_| !self.head_rests);
         let asking = head.map(|head| heads::asking(head, batch));
         let batch = asking.as_ref().unwrap_or(batch);
-        let mut step = self.backend.begin();
-        let bank = self.bank.get();
-        if batch.segments.iter().any(Segment::is_trial) {
-            step.set_trials(&batch.depths());
-        }
-        let (memory, tape) = (&mut self.memory, &mut self.tape);
-        let output = self.decoder.forward(&mut step, batch, bank, memory, &shared, tape);
-        let fence = step.submit();
-        let failed_rows = step.failures();
-        let failed = |row: usize| failed_rows.iter().find(|failure| failure.row == row);
-        let failure =
-            |segment: &Segment| (segment.row..segment.row + segment.count).find_map(failed);
-        if let Some(logits) = output.logits {
-            // The rows of each segment that was computed.
-            let mut end = 0;
-            let wanted = batch.segments.iter().map(|segment| {
-                let first = end;
-                end += segment.logit_rows().len();
-                if failure(segment).is_some() { end..end } else { first..end }
-            });
-            let wanted: Vec<Range<usize>> = wanted.collect();
-            let row_of = |row: usize| row * logits.cols()..(row + 1) * logits.cols();
-            match reader {
-                Reader::InOrder(read) => {
-                    let values = step.read(&fence, logits);
-                    wanted.into_iter().flatten().for_each(|row| read(row, &values[row_of(row)]));
-                }
-                Reader::AtOnce(read) => {
-                    step.read_on_all(&fence, logits, wanted.len(), &|segment, values| {
-                        let rows = wanted[segment].clone();
-                        rows.for_each(|row| read(segment, row, &values[row_of(row)]));
-                    });
-                }
-            }
-        }
-        self.features = match head {
-            Some(head) => heads::features(head, batch, &output, &mut step, &fence),
-            None => Vec::new(),
+        let pass = Pass {
+            decoder: &self.decoder,
+            bank: self.bank.get(),
+            head,
+            activations: self.activations,
         };
+        let (backend, memory) = (&mut self.backend, &mut self.memory);
+        let parts = self.is_narrow.then(|| pass::parts(batch, backend.threads())).flatten();
+        let passed = match (reader, parts) {
+            (Reader::AtOnce(read), Some(parts)) => {
+                pass.apart(backend, batch, &parts, memory, &shared, &mut self.tape, read)
+            }
+            (reader, _) => pass.whole(backend, batch, memory, &shared, &mut self.tape, reader),
+        };
+        self.features = passed.features;
         let mut failures = Vec::new();
         for segment in &batch.segments {
             if !segment.is_trial() {
                 sequences[segment.sequence].advance(segment.count);
                 sequences[segment.sequence].release_windows(0);
             }
-            if let Some(failure) = failure(segment) {
+            if let Some(failure) = pass::failure_of(&passed.failures, segment) {
                 let error = Error::Expert(Arc::clone(&failure.error));
                 failures.push(SequenceFailure { sequence: segment.sequence, error });
             }
@@ -290,7 +264,14 @@ impl Runner {
     pub fn settle(&mut self, batch: &Batch, counts: &[usize], sequences: &mut [&mut Sequence]) {
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let mut step = self.backend.begin();
-        self.decoder.replay(&mut step, batch, counts, &self.tape, &mut self.memory, &shared);
+        self.decoder.replay(
+            &mut step,
+            batch,
+            counts,
+            &self.tape,
+            &mut self.memory.whole(),
+            &shared,
+        );
         let _done = step.submit();
         if let Some(bank) = self.bank.get() {
             let rows = batch.segments.iter().zip(counts);
@@ -388,17 +369,27 @@ pub(crate) fn logit_rows(options: &Options) -> usize {
     LOGIT_ROWS.max(options.sequences)
 }
 
-/// Floats of the activation arena: the largest step, and its logits.
-pub(crate) fn arena_floats(spec: &DecoderSpec, options: &Options) -> usize {
-    let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
-    let logit_rows = logit_rows(options);
+/// What a step's activations take.
+fn activations(spec: &DecoderSpec, options: &Options) -> Activations {
     // The model's step and the head's follow one another.
     let (features, head) = options
         .head
         .as_ref()
         .map_or((0, 0), |head| (head.spec.feature_floats(), head.spec.activation_floats()));
-    let row = (spec.activation_floats() + features).max(head);
-    rows * row + logit_rows * (spec.vocab + 2 * spec.hidden) + 4096
+    Activations {
+        row: (spec.activation_floats() + features).max(head),
+        logit_row: spec.vocab + 2 * spec.hidden,
+        rest: 4096,
+    }
+}
+
+/// Floats of the activation arena: the largest step, and its logits.
+pub(crate) fn arena_floats(spec: &DecoderSpec, options: &Options) -> usize {
+    let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
+    let activations = activations(spec, options);
+    // A step may be in as many parts as there are threads.
+    let parts = options.threads.saturating_sub(1) * activations.of(0, 0);
+    activations.of(rows, logit_rows(options)) + parts
 }
 
 /// Bytes of the kernels' own buffers in the largest step: quantised copies of the activations, and what

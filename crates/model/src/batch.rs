@@ -15,6 +15,8 @@ pub struct Batch {
     pub taps: Vec<usize>,
     /// Whether every row's hidden state after the last norm is wanted, for draft heads.
     pub hidden: bool,
+    /// Whether some rows are verified, here or in other parts of the same batch: recurrent layers keep what they are given.
+    pub keeps: bool,
 }
 
 /// Consecutive rows of one sequence.
@@ -65,9 +67,25 @@ impl Batch {
         logits: Logits,
     ) {
         let row = self.rows.len();
+        self.keeps |= kind == SegmentKind::Verify;
         self.rows.extend(tokens.iter().map(|&token| Input::Token(token)));
         self.positions.extend((position..position + tokens.len()).map(|p| p as u32));
         self.segments.push(Segment { sequence, row, count: tokens.len(), kind, logits });
+    }
+
+    /// Some of its segments, as a batch of their own.
+    pub fn part(&self, segments: std::ops::Range<usize>) -> Batch {
+        let some = &self.segments[segments];
+        let first = some.first().map_or(0, |segment| segment.row);
+        let rows = first..some.last().map_or(first, |segment| segment.row + segment.count);
+        Batch {
+            rows: self.rows[rows.clone()].to_vec(),
+            positions: self.positions[rows].to_vec(),
+            segments: some.iter().map(|s| Segment { row: s.row - first, ..s.clone() }).collect(),
+            taps: self.taps.clone(),
+            hidden: self.hidden,
+            keeps: self.keeps,
+        }
     }
 
     /// By row: 0 if it is certain, else its place among the drafted rows of its segment, from 1.
@@ -99,5 +117,29 @@ impl Segment {
             Logits::Last => end - 1..end,
             Logits::All => self.row..end,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_a_batch_of_its_own() {
+        let mut batch = Batch { hidden: true, ..Batch::default() };
+        batch.push(2, 5, &[1, 2, 3], SegmentKind::Prefill, Logits::None);
+        batch.push(0, 9, &[4], SegmentKind::Decode, Logits::Last);
+        batch.push(1, 7, &[5, 6], SegmentKind::Verify, Logits::All);
+        let part = batch.part(1..3);
+        assert_eq!(part.rows, [4, 5, 6].map(Input::Token));
+        assert_eq!(part.positions, [9, 7, 8]);
+        assert_eq!(
+            part.segments.iter().map(|s| (s.sequence, s.row)).collect::<Vec<_>>(),
+            [(0, 0), (1, 1)]
+        );
+        assert_eq!((part.logit_rows(), part.depths()), (vec![0, 1, 2], vec![0, 0, 1]));
+        // What is verified elsewhere matters to what is kept here.
+        assert!(part.hidden && batch.part(0..1).keeps);
+        assert!(batch.part(1..1).rows.is_empty());
     }
 }

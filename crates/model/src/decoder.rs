@@ -6,10 +6,10 @@ mod per_layer;
 
 use checkpoint::Checkpoint;
 use compute::{DeltaShape, ExpertBank, Input, Linear, StateRun, Step, Tape, Tensor};
-use state::{Memory, Sequence};
+use state::{MemoryPart, Sequence};
 
 use crate::Result;
-use crate::batch::{Batch, Segment};
+use crate::batch::Batch;
 use crate::load::{Caching, Loader, Progress};
 use crate::spec::{DecoderSpec, LayerSpec, MixerSpec};
 
@@ -100,7 +100,7 @@ impl Decoder {
         step: &mut dyn Step,
         batch: &Batch,
         bank: Option<&dyn ExpertBank>,
-        memory: &mut Memory,
+        memory: &mut MemoryPart<'_>,
         sequences: &[&Sequence],
         tape: &mut Tape,
     ) -> Output {
@@ -194,7 +194,7 @@ impl Decoder {
         batch: &Batch,
         counts: &[usize],
         tape: &Tape,
-        memory: &mut Memory,
+        memory: &mut MemoryPart<'_>,
         sequences: &[&Sequence],
     ) {
         for (index, layer) in self.layers.iter().enumerate() {
@@ -225,13 +225,13 @@ impl DeltaNet {
         eps: f32,
         layer: usize,
         batch: &Batch,
-        memory: &mut Memory,
+        memory: &mut MemoryPart<'_>,
         sequences: &[&Sequence],
         tape: &mut Tape,
     ) -> Tensor {
         let projected = step.matmul(x, &[&self.qkv, &self.z, &self.b, &self.a]);
         let (qkv, z, b, a) = (projected[0], projected[1], projected[2], projected[3]);
-        if batch.segments.iter().any(Segment::is_trial) {
+        if batch.keeps {
             step.keep(layer, qkv, a, b, tape);
         }
         // Short convolution, then S ← α S + β (v − S k) kᵀ and o = S q, row by row.

@@ -19,6 +19,6 @@ mod sequence;
 
 pub use error::{Error, Result};
 pub use layout::{Capacity, LayerKind, Layout};
-pub use memory::Memory;
+pub use memory::{Memory, MemoryPart};
 pub use prefix::{CacheLimits, PrefixCache, Worth, common_prefix};
 pub use sequence::{LayerState, PageTable, Pages, Sequence, Slot};

@@ -63,6 +63,17 @@ pub(crate) struct Keys<'a> {
     pub(crate) pages: &'a [PageId],
     /// Not zero when a sliding layer has released its oldest pages.
     pub(crate) first_block: usize,
+    /// What will be read after the last page.
+    pub(crate) then: &'a [u8],
+}
+
+impl<'a> Keys<'a> {
+    /// The keys in the first page that a row at `position` sees.
+    pub(crate) fn first_page(&self, shape: &AttentionShape, position: usize) -> &'a [u8] {
+        let start = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let page = self.pages.get((start / BLOCK).saturating_sub(self.first_block));
+        page.map_or(&[], |&page| self.arena.block(page, self.kv_head).k_bytes())
+    }
 }
 
 /// Rows of queries: row `r`, head `g` of the group starts at `r * stride + g * head_dim`.
@@ -328,7 +339,7 @@ fn span_body(
             next_page: keys
                 .pages
                 .get(block + 1 - keys.first_block)
-                .map_or(&[], |&page| keys.arena.block(page, keys.kv_head).k_bytes()),
+                .map_or(keys.then, |&page| keys.arena.block(page, keys.kv_head).k_bytes()),
         };
         scores(&view, tile);
         softmax(&view, tile);

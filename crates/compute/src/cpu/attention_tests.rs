@@ -42,7 +42,7 @@ impl Sequence {
     }
 
     fn keys(&self, kv_head: usize) -> Keys<'_> {
-        Keys { arena: &self.arena, kv_head, pages: &self.pages, first_block: 0 }
+        Keys { arena: &self.arena, kv_head, pages: &self.pages, first_block: 0, then: &[] }
     }
 
     /// Softmax attention of one row and kv head in f64, straight from the definition.

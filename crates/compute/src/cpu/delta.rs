@@ -12,6 +12,7 @@ use machine::cpu::Isa;
 
 use super::activation::softplus;
 use super::lanes::{exp, sigmoid, versions};
+use super::prefetch;
 #[cfg(doc)]
 use crate::memory::PANEL;
 use crate::memory::{Rows, RowsMut};
@@ -147,8 +148,8 @@ fn columns<const C: usize>(
     let width = out.width();
     let (first_alpha, first_k) = (rows.alpha[0], rows.k.row(0));
     let mut m = match from {
-        Some(from) => begin::<C>(from, state, width, column, first_alpha, first_k),
-        None => begin_in_place::<C>(state, width, column, first_alpha, first_k),
+        Some(from) => begin::<C>(from, state, width, column, first_alpha, first_k, next),
+        None => begin_in_place::<C>(state, width, column, first_alpha, first_k, next),
     };
     let last = out.count() - 1;
     for r in 0..=last {
@@ -161,10 +162,16 @@ fn columns<const C: usize>(
         let (q, k) = (rows.q.row(r), rows.k.row(r));
         let ahead = r + PREFETCH_ROWS;
         if ahead <= last {
-            prefetch(rows.q.row(ahead));
-            prefetch(rows.k.row(ahead));
-            prefetch(&rows.v.row(ahead)[column..column + C]);
-            prefetch(&out.row(ahead)[column..column + C]);
+            // Rows of a wide matrix are too far apart for the hardware to guess.
+            let (v, out) = (&rows.v.row(ahead)[column..], &out.row(ahead)[column..]);
+            for (row, floats) in [
+                (rows.q.row(ahead), rows.q.width()),
+                (rows.k.row(ahead), rows.k.width()),
+                (v, C),
+                (out, C),
+            ] {
+                prefetch::lines(row.as_ptr(), floats);
+            }
         }
         let o;
         if r < last {
@@ -178,32 +185,6 @@ fn columns<const C: usize>(
     }
 }
 
-/// Asks for the cache lines of `x`. Rows of a wide matrix are too far apart for the hardware to guess.
-#[inline(always)]
-fn prefetch(x: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in x.chunks(16) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching has no effect but speed, and every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = x;
-}
-
-/// Asks for the cache lines of `C` floats.
-#[inline(always)]
-fn fetch<const C: usize>(floats: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..C).step_by(16) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching has no effect but speed, and every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(floats.wrapping_add(line).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = floats;
-}
-
 /// The first half of a row: `S = α from`, returns `Sᵀ k`.
 #[inline(always)]
 fn begin<const C: usize>(
@@ -213,10 +194,13 @@ fn begin<const C: usize>(
     column: usize,
     alpha: f32,
     k: &[f32],
+    next: *const f32,
 ) -> [f32; C] {
     let mut m = [0.0; C];
     let pairs = from.chunks_exact(width).zip(state.chunks_exact_mut(width));
-    for ((from, s), &k) in pairs.zip(k) {
+    for (i, ((from, s), &k)) in pairs.zip(k).enumerate() {
+        // Half of what comes next now and half in `update`: there are only so many lines under way at a time.
+        prefetch::lines(next.wrapping_add(i * width + column), C / 2);
         let (from, s) = (&from[column..column + C], &mut s[column..column + C]);
         for j in 0..C {
             s[j] = from[j] * alpha;
@@ -233,9 +217,11 @@ fn begin_in_place<const C: usize>(
     column: usize,
     alpha: f32,
     k: &[f32],
+    next: *const f32,
 ) -> [f32; C] {
     let mut m = [0.0; C];
-    for (s, &k) in state.chunks_exact_mut(width).zip(k) {
+    for (i, (s, &k)) in state.chunks_exact_mut(width).zip(k).enumerate() {
+        prefetch::lines(next.wrapping_add(i * width + column), C / 2);
         let s = &mut s[column..column + C];
         for j in 0..C {
             s[j] *= alpha;
@@ -258,7 +244,7 @@ fn update<const C: usize>(
 ) -> [f32; C] {
     let mut o = [0.0; C];
     for (i, ((s, &k), &q)) in state.chunks_exact_mut(width).zip(k).zip(q).enumerate() {
-        fetch::<C>(next.wrapping_add(i * width + column));
+        prefetch::lines(next.wrapping_add(i * width + column + C / 2), C.div_ceil(2));
         let s = &mut s[column..column + C];
         for j in 0..C {
             s[j] = d[j].mul_add(k, s[j]);

@@ -13,7 +13,8 @@ use super::delta::{DeltaRows, delta_gates, delta_rule};
 use super::matmul::SharedMut;
 use super::norm::l2_normalise;
 use super::pool::Pool;
-use crate::memory::{BLOCK, KvArena, PANEL, PageId, RecurrentArena, Rows, RowsMut};
+use super::prefetch;
+use crate::memory::{BLOCK, KvArena, PANEL, PageId, Part, RecurrentArena, Rows, RowsMut};
 use crate::step::{AttentionShape, DeltaShape, KvRun, StateRun};
 
 /// Queries (rows times heads of a group) that share a widened page.
@@ -33,10 +34,9 @@ pub(crate) fn store(
     k: &[f32],
     v: &[f32],
     width: usize,
-    arena: &mut KvArena,
+    arena: &Part<'_, KvArena>,
     runs: &[KvRun<'_>],
 ) {
-    let arena = &*arena;
     let write = |run: &KvRun<'_>, i: usize| {
         let (row, position) = (run.row + i, run.position + i);
         let Some(index) = (position / BLOCK).checked_sub(run.first_block) else { return };
@@ -46,14 +46,23 @@ pub(crate) fn store(
         unsafe { arena.write_shared(run.pages[index], position % BLOCK, &k[at.clone()], &v[at]) };
     };
     let is_short = |run: &KvRun<'_>| run.count < 16;
+    // Keys of a position are in as many lines as they have dimensions, and those of another sequence are elsewhere.
+    let fetch = |run: &KvRun<'_>| {
+        let page = (run.position / BLOCK).checked_sub(run.first_block).map(|at| run.pages[at]);
+        page.inspect(|&page| arena.arena().prefetch(page, run.position % BLOCK));
+    };
+    let short = |index: usize| {
+        runs.get(index + 1).into_iter().for_each(fetch);
+        (0..runs[index].count).for_each(|row| write(&runs[index], row));
+    };
     let apart = runs.len() >= 8 && runs.iter().all(is_short) && write_apart(runs);
     if apart {
-        pool.run_near(runs.len(), &|i| (0..runs[i].count).for_each(|row| write(&runs[i], row)));
+        pool.run_near(runs.len(), &short);
         return;
     }
-    for run in runs {
+    for (index, run) in runs.iter().enumerate() {
         if is_short(run) {
-            (0..run.count).for_each(|i| write(run, i));
+            short(index);
         } else {
             // A page's slots share cache lines, so a task takes whole blocks.
             let first = run.position / BLOCK;
@@ -88,7 +97,7 @@ pub(crate) fn attend(
     pool: &mut Pool,
     partials: &mut Vec<f32>,
     q: &[f32],
-    arena: &KvArena,
+    arena: &Part<'_, KvArena>,
     runs: &[KvRun<'_>],
     shape: &AttentionShape<'_>,
     out: &mut [f32],
@@ -138,11 +147,23 @@ pub(crate) fn attend(
     partials.resize(partials.len().max(partial_count), 0.0);
     let (out_start, partial_start) =
         (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
+    let keys_of = |task: &Task| {
+        let run = &runs[task.run];
+        Keys {
+            arena: arena.reading(run.pages),
+            kv_head: task.kv_head,
+            pages: run.pages,
+            first_block: run.first_block,
+            then: &[],
+        }
+    };
     let attend = |i: usize| {
         let task = &tasks[i];
         let run = &runs[task.run];
-        let keys =
-            Keys { arena, kv_head: task.kv_head, pages: run.pages, first_block: run.first_block };
+        let then = tasks.get(i + 1).map_or(&[][..], |next| {
+            keys_of(next).first_page(&inner, runs[next.run].position + next.rows.start)
+        });
+        let keys = Keys { then, ..keys_of(task) };
         let positions: Vec<usize> = task.rows.clone().map(|r| run.position + r).collect();
         let first = (run.row + task.rows.start) * stride + task.kv_head * group * shape.head_dim;
         let queries =
@@ -235,14 +256,13 @@ pub(crate) fn delta(
     a: &[f32],
     b: &[f32],
     shape: &DeltaShape,
-    arena: &mut RecurrentArena,
+    arena: &Part<'_, RecurrentArena>,
     runs: &[StateRun],
     buffers: &mut DeltaBuffers<'_>,
     out: &mut [f32],
 ) {
     let channels = shape.channels();
     let rows = qkv.len() / channels;
-    let arena = &*arena;
     convolve(isa, pool, qkv, shape, arena, runs, buffers.convolved);
 
     // Queries and keys are normalised head by head; gates are per value head.
@@ -326,7 +346,7 @@ fn convolve(
     pool: &mut Pool,
     qkv: &[f32],
     shape: &DeltaShape,
-    arena: &RecurrentArena,
+    arena: &Part<'_, RecurrentArena>,
     runs: &[StateRun],
     out: &mut [f32],
 ) {
@@ -339,6 +359,12 @@ fn convolve(
         let start = task % per_run * CONV_CHANNELS;
         let columns = start..channels.min(start + CONV_CHANNELS);
         let width = columns.len();
+        if let Some(next) = runs.get(task / per_run + 1) {
+            let state = arena.slot_ptr(next.slot).wrapping_add(shape.matrix_floats());
+            for tap in 0..shape.taps - 1 {
+                prefetch::lines(state.wrapping_add(tap * channels + columns.start), width);
+            }
+        }
         let inputs =
             Rows::new(&qkv[run.row * channels..], channels, channels).columns(columns.clone());
         // SAFETY: each task has channels of a run's state and of the output of its own; the shared

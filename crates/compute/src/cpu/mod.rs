@@ -4,6 +4,7 @@
 //! written once and compiled for each (`lanes`). All agree to the bit.
 
 mod activation;
+mod arena;
 mod attention;
 mod conv;
 mod delta;
@@ -13,10 +14,12 @@ pub(crate) mod half_float;
 mod lanes;
 pub mod logits;
 mod matmul;
+mod meeting;
 mod mixer;
 mod moe;
 mod norm;
 mod pool;
+pub(crate) mod prefetch;
 mod quantise;
 mod rope;
 mod routing;
@@ -27,4 +30,4 @@ mod tiles;
 
 pub use rope::{Rope, Yarn};
 pub use routing::RoutingScheme;
-pub use step::{CpuBackend, CpuStep};
+pub use step::{CpuBackend, CpuStep, PartOf};

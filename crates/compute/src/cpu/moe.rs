@@ -8,6 +8,7 @@
 mod expert;
 #[cfg(test)]
 mod reference_tests;
+pub(crate) mod together;
 
 pub(crate) use expert::glu;
 
@@ -151,7 +152,7 @@ pub(crate) fn run(
     let hidden = x.len() / rows.max(1);
     let k = routing.ids.len() / rows.max(1);
     mark_lost(scratch, before, rows);
-    group(scratch, routing, k);
+    group(scratch, &routing.ids, k);
     for row in (0..rows).filter(|&row| scratch.is_lost(row)) {
         slots[row * k * hidden..][..k * hidden].fill(0.0);
     }
@@ -196,35 +197,43 @@ pub(crate) fn run(
     drop(visit);
     (scratch.wanted, scratch.trials) = (wanted, trials);
 
-    let gate = shared.map(|shared| shared.gate);
     let slots = &*slots;
     let out_rows = SharedMut(out.as_mut_ptr());
-    let sum_row = |row: usize| {
+    let sum = |row: usize| {
         // SAFETY: each row is summed by one task.
         let out = unsafe { std::slice::from_raw_parts_mut(out_rows.at(row * hidden), hidden) };
-        out.fill(0.0);
-        for rank in 0..k {
-            let pair = row * k + rank;
-            activation::scale_add(
-                isa,
-                out,
-                &slots[pair * hidden..][..hidden],
-                routing.weights[pair],
-            );
-        }
-        if let Some(gate) = gate {
-            let weight = gate.map_or(1.0, |gate| sigmoid(gate[row]));
-            activation::scale_add(isa, out, &slots[(rows * k + row) * hidden..][..hidden], weight);
-        }
+        let shared = shared.map(|shared| (shared, &slots[(rows * k + row) * hidden..][..hidden]));
+        sum_row(isa, row, k, slots, &routing.weights, shared, out);
     };
     if rows < 8 {
-        (0..rows).for_each(sum_row);
+        (0..rows).for_each(sum);
     } else {
         pool.run_near(rows.div_ceil(4), &|task| {
-            (task * 4..rows.min(task * 4 + 4)).for_each(sum_row);
+            (task * 4..rows.min(task * 4 + 4)).for_each(sum);
         });
     }
     failures
+}
+
+/// What the experts of a row came to, weighted and in rank order, then the shared one's, if there is one.
+fn sum_row(
+    isa: Isa,
+    row: usize,
+    k: usize,
+    slots: &[f32],
+    weights: &[f32],
+    shared: Option<(&Shared<'_>, &[f32])>,
+    out: &mut [f32],
+) {
+    let hidden = out.len();
+    out.fill(0.0);
+    for pair in row * k..(row + 1) * k {
+        activation::scale_add(isa, out, &slots[pair * hidden..][..hidden], weights[pair]);
+    }
+    if let Some((shared, own)) = shared {
+        let weight = shared.gate.map_or(1.0, |gate| sigmoid(gate[row]));
+        activation::scale_add(isa, out, own, weight);
+    }
 }
 
 /// What does not change from expert to expert.
@@ -350,14 +359,14 @@ fn mark_lost(scratch: &mut Scratch, before: &[RowFailure], rows: usize) {
 
 /// Sorts (row, rank) pairs by expert, rows ascending within one (a counting sort), and the experts by
 /// how many rows want them. Rows that are lost want none.
-fn group(scratch: &mut Scratch, routing: &RoutingTable, k: usize) {
-    let experts = routing.ids.iter().max().map_or(0, |&id| id as usize + 1);
+fn group(scratch: &mut Scratch, ids: &[u32], k: usize) {
+    let experts = ids.iter().max().map_or(0, |&id| id as usize + 1);
     let lost = std::mem::take(&mut scratch.lost);
     let is_wanted = |pair: usize| lost.is_empty() || !lost[pair / k];
     scratch.starts.clear();
     scratch.starts.resize(experts + 1, 0);
     let mut pairs = 0;
-    for (pair, &id) in routing.ids.iter().enumerate() {
+    for (pair, &id) in ids.iter().enumerate() {
         if is_wanted(pair) {
             scratch.starts[id as usize + 1] += 1;
             pairs += 1;
@@ -369,7 +378,7 @@ fn group(scratch: &mut Scratch, routing: &RoutingTable, k: usize) {
     scratch.pairs.clear();
     scratch.pairs.resize(pairs, 0);
     let mut next = scratch.starts.clone();
-    for (pair, &id) in routing.ids.iter().enumerate() {
+    for (pair, &id) in ids.iter().enumerate() {
         if !is_wanted(pair) {
             continue;
         }
@@ -391,7 +400,7 @@ pub(crate) fn most_wanted<'a>(
     k: usize,
 ) -> &'a [u32] {
     scratch.lost.clear();
-    group(scratch, routing, k);
+    group(scratch, &routing.ids, k);
     // A guess for some of the rows does not tell which.
     if !scratch.depths.is_empty() && routing.ids.len() == scratch.depths.len() * k {
         let mut wanted = std::mem::take(&mut scratch.wanted);

@@ -16,7 +16,7 @@ fn routing() -> RoutingTable {
 #[test]
 fn an_expert_is_on_trial_if_no_certain_row_wants_it() {
     let mut scratch = Scratch { depths: DEPTHS.to_vec(), ..Scratch::default() };
-    group(&mut scratch, &routing(), 2);
+    group(&mut scratch, &routing().ids, 2);
     let trial = |rows, depth| Trial { rows, depth };
     for (id, expect) in [
         (0, trial(0, 0)),
@@ -29,7 +29,7 @@ fn an_expert_is_on_trial_if_no_certain_row_wants_it() {
     }
     // Rows that failed want nothing.
     mark_lost(&mut scratch, &[failure(3), failure(1)], 5);
-    group(&mut scratch, &routing(), 2);
+    group(&mut scratch, &routing().ids, 2);
     assert_eq!(scratch.trial_of(9, 2), trial(0b10100, 1));
     assert_eq!(scratch.trial_of(5, 2), trial(0b10100, 1));
     assert!(!scratch.wanted.contains(&0));

@@ -23,7 +23,7 @@ type Job = dyn Fn(usize) + Sync;
 /// A counter that shares its cache line with nothing.
 #[repr(align(128))]
 #[derive(Default)]
-struct Counter(AtomicUsize);
+pub(crate) struct Counter(pub(crate) AtomicUsize);
 
 /// How threads come to their tasks.
 #[derive(Clone, Copy)]
@@ -59,7 +59,7 @@ unsafe impl Send for Shared {}
 
 /// Spins of a caller that waits for its workers before it lets others run in between: on a busy machine
 /// a worker may be waiting for this very core.
-const PATIENCE: u32 = 1 << 10;
+pub(crate) const PATIENCE: u32 = 1 << 10;
 
 /// A fixed set of threads that runs one region at a time. The calling thread works too. Clones are the same
 /// threads.
@@ -107,8 +107,8 @@ impl Pool {
         self.0.threads.len() + 1
     }
 
-    /// The caller is going to wait for a disk: workers give up their cores instead of spinning, until
-    /// the next region.
+    /// The caller is going to wait for a disk, or others want the cores: workers give theirs up instead of spinning,
+    /// until the next region.
     pub(crate) fn rest(&self) {
         self.0.shared.rest.store(true, Ordering::Relaxed);
     }
@@ -167,10 +167,11 @@ impl Pool {
             }
             std::hint::spin_loop();
         }
+        let others_panicked = shared.panicked.swap(false, Ordering::Relaxed);
         if let Err(panic) = outcome {
             std::panic::resume_unwind(panic);
         }
-        assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a compute task panicked");
+        assert!(!others_panicked, "a compute task panicked");
     }
 }
 
@@ -313,6 +314,18 @@ mod tests {
         let mut pool = Pool::new(2);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.run(64, &|i| assert!(i != 13, "task 13"));
+        }));
+        assert!(outcome.is_err());
+        // All of them at once.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let there = AtomicUsize::new(0);
+            pool.run_near(2, &|_| {
+                there.fetch_add(1, Ordering::SeqCst);
+                while there.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+                panic!("everybody");
+            });
         }));
         assert!(outcome.is_err());
         let sum = AtomicUsize::new(0);

@@ -5,41 +5,43 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use machine::cpu::Isa;
-use machine::pages::Pages;
 
+use super::arena::Arena;
 use super::matmul::{self, SharedMut};
+use super::meeting::{Meeting, Seat};
+use super::moe::together::Room;
 use super::moe::{self, RoutingTable, Shared};
 use super::pool::Pool;
 use super::routing::{RoutingScheme, top_k};
 use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank, Trial};
-use crate::memory::{KvArena, RecurrentArena};
+use crate::memory::{KvArena, Part, RecurrentArena};
 use crate::step::{
     Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark,
     Routing, RowFailure, RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
 };
-use crate::{Error, Matrix, Result, Rope, Weight};
+use crate::{Matrix, Result, Rope, Weight};
 
 thread_local! {
     /// A row on its way from its source.
     static ROW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Tensors start on a cache line.
-const ALIGN_FLOATS: usize = 16;
-
 /// A CPU: its threads, its instruction set, and memory for the activations of one step.
 pub struct CpuBackend {
     isa: Isa,
     pool: Pool,
-    arena: Pages,
-    used_floats: usize,
-    peak_floats: usize,
+    arena: Arena,
     matmul: matmul::Scratch,
     moe: moe::Scratch,
     routing: RoutingTable,
     failures: Vec<RowFailure>,
     partials: Vec<f32>,
+    /// Where it meets others, if it is one of several that run parts of a step.
+    seat: Option<Seat<Room>>,
+    /// Those that run parts of its steps.
+    members: Vec<CpuBackend>,
+    meeting: Arc<Meeting<Room>>,
 }
 
 impl CpuBackend {
@@ -54,32 +56,74 @@ impl CpuBackend {
     }
 
     fn with_pool(isa: Isa, pool: Pool, arena_floats: usize) -> Result<CpuBackend> {
-        let bytes = arena_floats * 4;
-        let arena = Pages::new(bytes.max(4096)).map_err(|source| Error::Memory {
-            what: "activations",
-            bytes,
-            source,
-        })?;
-        Ok(CpuBackend {
+        Ok(CpuBackend::over(isa, pool, Arena::new(arena_floats)?))
+    }
+
+    fn over(isa: Isa, pool: Pool, arena: Arena) -> CpuBackend {
+        CpuBackend {
             isa,
             pool,
             arena,
-            used_floats: 0,
-            peak_floats: 0,
             matmul: matmul::Scratch::default(),
             moe: moe::Scratch::default(),
             routing: RoutingTable::default(),
             failures: Vec::new(),
             partials: Vec::new(),
-        })
+            seat: None,
+            members: Vec::new(),
+            meeting: Arc::default(),
+        }
     }
 
     /// Starts a step; the tensors of the step before are gone.
     pub fn begin(&mut self) -> CpuStep<'_> {
-        self.used_floats = 0;
+        self.arena.clear();
         self.failures.clear();
         self.moe.depths.clear();
         CpuStep { backend: self }
+    }
+
+    /// Runs `f` for parts of a step at the same time, each on a thread of its own with a step of its own, and tells it which
+    /// one. All parts make the same operations: where these want experts, parts wait for each other and each expert is used
+    /// once for the rows of all. Experts must be in memory.
+    ///
+    /// # Panics
+    /// If there are more parts than threads, or one of them panics.
+    pub fn apart<T: Send>(
+        &mut self,
+        parts: Vec<PartOf<T>>,
+        f: impl Fn(usize, T, &mut CpuStep<'_>) + Sync,
+    ) {
+        assert!(
+            parts.len() <= self.threads(),
+            "{} parts for {} threads",
+            parts.len(),
+            self.threads()
+        );
+        if self.meeting.is_broken() {
+            self.meeting = Arc::default();
+        }
+        let seats = Meeting::seats(&self.meeting, parts.iter().map(|part| part.rows));
+        let arenas = self.arena.shares(parts.iter().map(|part| part.floats));
+        while self.members.len() < parts.len() {
+            let arena = self.arena.shares([0usize].into_iter()).remove(0);
+            self.members.push(CpuBackend::over(self.isa, Pool::new(1), arena));
+        }
+        let places = self.members.iter_mut().zip(seats.into_iter().zip(arenas));
+        let tasks = parts.into_iter().zip(places).map(|(part, (member, (seat, arena)))| {
+            (member.seat, member.arena) = (Some(seat), arena);
+            Mutex::new(Some((part.what, member)))
+        });
+        let tasks: Vec<Mutex<Option<(T, &mut CpuBackend)>>> = tasks.collect();
+        // A thread keeps its part from step to step, if it can.
+        self.pool.run_near(tasks.len(), &|index| {
+            let task = tasks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+            let Some((part, member)) = task else { return };
+            let _guard = member.seat.as_ref().map(Seat::guard);
+            f(index, part, &mut member.begin());
+        });
+        // What comes between such steps is not for threads: others have something to do with what came of this one.
+        self.pool.rest();
     }
 
     /// The instruction set in use.
@@ -91,11 +135,17 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.thread_count()
     }
+}
 
-    /// The most activation memory any step has used.
-    pub fn peak_arena_bytes(&self) -> usize {
-        self.peak_floats * 4
-    }
+/// A part of a step, for [`CpuBackend::apart`].
+#[derive(Debug)]
+pub struct PartOf<T> {
+    /// What it is about.
+    pub what: T,
+    /// Its rows.
+    pub rows: usize,
+    /// Activations that it needs; those of all parts together are within what the backend was made for.
+    pub floats: usize,
 }
 
 /// A step on the CPU.
@@ -127,26 +177,14 @@ impl<'a> View<'a> {
 
 impl CpuStep<'_> {
     fn new_tensor(&mut self, rows: usize, cols: usize) -> Tensor {
-        let start = self.backend.used_floats.next_multiple_of(ALIGN_FLOATS);
-        let end = start + rows * cols;
-        let capacity = self.backend.arena.len() / 4;
-        assert!(
-            end <= capacity,
-            "the plan gave {capacity} floats to activations, {end} are needed"
-        );
-        self.backend.used_floats = end;
-        self.backend.peak_floats = self.backend.peak_floats.max(end);
-        Tensor { start, rows, cols }
+        Tensor { start: self.backend.arena.take(rows * cols), rows, cols }
     }
 
     fn view<'v>(&self, x: Tensor) -> View<'v> {
+        // The arena is never moved while a step lives; writing through it is exclusive because the step holds the backend
+        // mutably, and shares of an arena do not overlap and are used while nobody uses the whole.
         let len = x.rows * x.cols;
-        assert!(x.start + len <= self.backend.arena.len() / 4);
-        // The arena is never moved while a step lives; writing through it is exclusive because
-        // the step holds the backend mutably.
-        let start = self.backend.arena.as_ptr().cast::<f32>().cast_mut();
-        // SAFETY: inside the arena.
-        View { start: unsafe { start.add(x.start) }, len, arena: PhantomData }
+        View { start: self.backend.arena.at(x.start, len), len, arena: PhantomData }
     }
 
     /// Rows `[qkv, a, b]` through the delta rule, results to `out`.
@@ -154,7 +192,7 @@ impl CpuStep<'_> {
         &mut self,
         [qkv, a, b]: [&[f32]; 3],
         shape: &DeltaShape,
-        arena: &mut RecurrentArena,
+        arena: &mut Part<'_, RecurrentArena>,
         runs: &[StateRun],
         out: &mut [f32],
     ) {
@@ -209,12 +247,11 @@ impl CpuStep<'_> {
 
 impl Step for CpuStep<'_> {
     fn mark(&self) -> Mark {
-        Mark(self.backend.used_floats)
+        Mark(self.backend.arena.mark())
     }
 
     fn release(&mut self, mark: Mark) {
-        debug_assert!(mark.0 <= self.backend.used_floats);
-        self.backend.used_floats = mark.0;
+        self.backend.arena.release(mark.0);
     }
 
     fn set_trials(&mut self, depths: &[u8]) {
@@ -373,8 +410,9 @@ impl Step for CpuStep<'_> {
         })
     }
 
-    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut KvArena, runs: &[KvRun<'_>]) {
-        assert_eq!(k.cols, arena.kv_heads() * arena.head_dim(), "keys of another shape");
+    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut Part<'_, KvArena>, runs: &[KvRun<'_>]) {
+        let shape = arena.arena();
+        assert_eq!(k.cols, shape.kv_heads() * shape.head_dim(), "keys of another shape");
         let (keys, values) = (self.view(k).read(), self.view(v).read());
         mixer::store(&mut self.backend.pool, keys, values, k.cols, arena, runs);
     }
@@ -384,7 +422,7 @@ impl Step for CpuStep<'_> {
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        arena: &mut KvArena,
+        arena: &mut Part<'_, KvArena>,
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor {
@@ -395,7 +433,7 @@ impl Step for CpuStep<'_> {
     fn attend(
         &mut self,
         q: Tensor,
-        arena: &mut KvArena,
+        arena: &mut Part<'_, KvArena>,
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor {
@@ -413,7 +451,7 @@ impl Step for CpuStep<'_> {
         a: Tensor,
         b: Tensor,
         shape: &DeltaShape,
-        arena: &mut RecurrentArena,
+        arena: &mut Part<'_, RecurrentArena>,
         runs: &[StateRun],
     ) -> Tensor {
         let out = self.new_tensor(qkv.rows, shape.value_heads * shape.value_dim);
@@ -437,7 +475,7 @@ impl Step for CpuStep<'_> {
         layer: usize,
         tape: &Tape,
         shape: &DeltaShape,
-        arena: &mut RecurrentArena,
+        arena: &mut Part<'_, RecurrentArena>,
         runs: &[StateRun],
     ) {
         let DeltaInputs { qkv, a, b } = &tape.layers[layer];
@@ -503,9 +541,13 @@ impl Step for CpuStep<'_> {
         bank: &dyn ExpertBank,
         shared: Option<SharedExpert<'_>>,
     ) -> Tensor {
+        let pairs = x.rows * routing.experts_per_row;
+        assert_eq!(self.backend.routing.ids.len(), pairs, "a routing of other rows");
         let out = self.new_tensor(x.rows, x.cols);
         let mark = self.mark();
-        let slots = self.new_tensor(x.rows * (routing.experts_per_row + 1), x.cols);
+        // In a meeting routed experts have a place for what they make of all rows.
+        let per_row = if self.backend.seat.is_some() { 1 } else { routing.experts_per_row + 1 };
+        let slots = self.new_tensor(x.rows * per_row, x.cols);
         let shared = shared.map(|s| Shared {
             expert: Expert::new(s.gate_proj.view(), s.up_proj.view(), s.down_proj.view()),
             gate: s.gate.map(|gate| self.view(gate).read()),
@@ -513,6 +555,23 @@ impl Step for CpuStep<'_> {
         let (from, to, by_slot) =
             (self.view(x).read(), self.view(out).write(), self.view(slots).write());
         let backend = &mut *self.backend;
+        if let Some(seat) = &mut backend.seat {
+            moe::together::run(
+                backend.isa,
+                seat,
+                &mut backend.moe,
+                layer,
+                from,
+                x.rows,
+                &backend.routing,
+                bank,
+                shared.as_ref(),
+                by_slot,
+                to,
+            );
+            self.release(mark);
+            return out;
+        }
         let failures = moe::run(
             backend.isa,
             &mut backend.pool,

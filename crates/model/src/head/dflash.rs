@@ -6,7 +6,7 @@
 
 use checkpoint::{Checkpoint, Config};
 use compute::Step;
-use state::{Memory, Sequence};
+use state::{MemoryPart, Sequence};
 
 use super::{Anchor, DflashSpec, Head, HeadKind, HeadSegment, HeadSpec, Proposal};
 use crate::batch::{Batch, Logits, SegmentKind};
@@ -186,7 +186,7 @@ impl Head {
         context_norm: &[f32],
         segments: &[HeadSegment<'_>],
         batch: &Batch,
-        memory: &mut Memory,
+        memory: &mut MemoryPart<'_>,
         sequences: &[&Sequence],
     ) {
         let features: Vec<f32> = segments.iter().flat_map(|s| s.features).copied().collect();
@@ -208,7 +208,7 @@ impl Head {
         decoder: &Decoder,
         mask: u32,
         anchors: &[Anchor<'_>],
-        memory: &mut Memory,
+        memory: &mut MemoryPart<'_>,
         sequences: &[&Sequence],
     ) -> Proposal {
         let mut batch = Batch::default();

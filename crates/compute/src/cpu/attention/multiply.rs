@@ -6,9 +6,8 @@ use machine::cpu::Isa;
 
 use super::TILE_FLOATS;
 use crate::cpu::lanes::{LANES, versions};
+use crate::cpu::prefetch::{self, LINE_BYTES};
 use crate::memory::{BLOCK, PANEL};
-
-const LINE_BYTES: usize = 64;
 
 /// Rows of 64: keys of one dimension, or columns of one key's V panel.
 pub(super) type Row = [f32; 64];
@@ -117,13 +116,7 @@ pub(super) fn lines(ahead: &[u8], group: usize) -> &[u8] {
 /// Asks for cache line `index` of `ahead`, if there is one, while the arithmetic goes on.
 #[inline(always)]
 pub(super) fn prefetch(ahead: &[u8], index: usize) {
-    #[cfg(target_arch = "x86_64")]
     if index * LINE_BYTES < ahead.len() {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let line = ahead.as_ptr().wrapping_add(index * LINE_BYTES);
-        // SAFETY: prefetching has no effect but speed, and every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        prefetch::line(ahead.as_ptr().wrapping_add(index * LINE_BYTES));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (ahead, index);
 }

@@ -1,0 +1,155 @@
+//! The routed experts of rows that belong to several threads, each in a step of its own: all put their rows into one
+//! room, take experts in turns, each for all rows that want it, and fetch what came of their rows. Every row gets the same
+//! bits as in a step on its own. For banks that have all experts in memory.
+
+use machine::cpu::Isa;
+
+use super::super::dot::Target;
+use super::super::matmul::SharedMut;
+use super::super::meeting::{Seat, Shares};
+use super::super::quantise::{Activations, Writer};
+use super::{Call, Job, RoutingTable, Scratch, Shared, group, sum_row, whole_expert};
+use crate::bank::ExpertBank;
+
+/// What rows of all threads have in common in one layer.
+#[derive(Default)]
+pub(crate) struct Room {
+    /// The round it was prepared for, and its k and hidden.
+    round: usize,
+    shape: [usize; 2],
+    /// `[rows, hidden]`
+    x: Vec<f32>,
+    activations: Activations,
+    /// `[rows, k]`
+    ids: Vec<u32>,
+    /// `[rows · k, hidden]`
+    slots: Vec<f32>,
+    shares: Shares,
+    /// How members write to it.
+    table: Option<Table>,
+}
+
+/// Where each member leaves its rows.
+#[derive(Clone, Copy)]
+struct Table {
+    x: SharedMut<f32>,
+    writer: Writer<'static>,
+    ids: SharedMut<u32>,
+    slots: SharedMut<f32>,
+}
+
+impl Room {
+    /// Makes room for a round, unless another member has.
+    fn prepare(
+        &mut self,
+        round: usize,
+        isa: Isa,
+        seat: [usize; 2],
+        k: usize,
+        hidden: usize,
+    ) -> Table {
+        if let Some(table) = self.table.filter(|_| self.round == round) {
+            assert_eq!(
+                self.shape,
+                [k, hidden],
+                "parts of a step that do not make the same operations"
+            );
+            return table;
+        }
+        let [rows, members] = seat;
+        (self.round, self.shape) = (round, [k, hidden]);
+        self.x.resize(rows * hidden, 0.0);
+        self.ids.resize(rows * k, 0);
+        self.slots.resize(rows * k * hidden, 0.0);
+        self.activations.resize(isa, rows, hidden, true);
+        self.shares.reset(members);
+        // SAFETY: nothing of the room is resized before the members have left it.
+        let writer = unsafe { self.activations.writer().detached() };
+        let (x, ids) = (SharedMut(self.x.as_mut_ptr()), SharedMut(self.ids.as_mut_ptr()));
+        let table = Table { x, writer, ids, slots: SharedMut(self.slots.as_mut_ptr()) };
+        self.table = Some(table);
+        table
+    }
+}
+
+/// As [`run`](super::run), by all members of a meeting at once. `own` has room for [rows, hidden]: what the shared expert
+/// makes of this member's rows.
+pub(crate) fn run(
+    isa: Isa,
+    seat: &mut Seat<Room>,
+    scratch: &mut Scratch,
+    layer: usize,
+    x: &[f32],
+    rows: usize,
+    routing: &RoutingTable,
+    bank: &dyn ExpertBank,
+    shared: Option<&Shared<'_>>,
+    own: &mut [f32],
+    out: &mut [f32],
+) {
+    let (hidden, k) = (x.len() / rows.max(1), routing.ids.len() / rows.max(1));
+    let (me, first, all) = (seat.me, seat.first_row, seat.all_rows);
+    assert_eq!(rows, seat.rows, "a part of a step with other rows than it said");
+    let sizes = [all, seat.members];
+    let (table, room): (Table, *const Room) = {
+        let (round, mut room) = seat.next_room();
+        (room.prepare(round, isa, sizes, k, hidden), &*room)
+    };
+    let own_rows = &mut scratch.activations;
+    own_rows.resize(isa, rows, hidden, true);
+    // SAFETY: each member writes its own rows, and looks at those of others when all have.
+    unsafe {
+        std::slice::from_raw_parts_mut(table.x.at(first * hidden), x.len()).copy_from_slice(x);
+        std::slice::from_raw_parts_mut(table.ids.at(first * k), routing.ids.len())
+            .copy_from_slice(&routing.ids);
+        for (row, x) in x.chunks_exact(hidden).enumerate() {
+            own_rows.fill(isa, row, x);
+            // A row alone may have another form than several.
+            if table.writer.is_like(own_rows) {
+                table.writer.copy(own_rows, row, first + row);
+            } else {
+                table.writer.fill(isa, first + row, x);
+            }
+        }
+    }
+    let arrival = seat.arrive();
+    // What every row uses is left to the member whose row it is, and done while others may still be on their way.
+    let activation = bank.activation();
+    if let Some(shared) = shared {
+        let target = Target { start: own.as_mut_ptr(), stride: hidden, column: 0 };
+        let every: Vec<u32> = (0..rows as u32).collect();
+        let job = Job { expert: shared.expert, rows: every.clone(), slots: every };
+        whole_expert(&Call { isa, activation, x, rows, k, target }, &job, own_rows);
+    }
+    seat.wait(arrival);
+    // SAFETY: the meeting holds it, and until all have waited again it is only read, but for the slots.
+    let Room { x, activations, ids, shares, .. } = unsafe { &*room };
+    group(scratch, ids, k);
+    if me == 0 {
+        let (tally, wanted) = (bank.tally(), &scratch.wanted);
+        tally.count_union(all, wanted.len());
+        if tally.is_watched() {
+            wanted.iter().for_each(|&id| tally.count_use(layer, id, scratch.pairs_of(id).len()));
+        }
+    }
+    let target = Target { start: table.slots.0, stride: hidden, column: 0 };
+    let call = Call { isa, activation, x, rows: all, k, target };
+    // In the order of memory, where they follow one another.
+    let mut wanted = std::mem::take(&mut scratch.wanted);
+    wanted.sort_unstable();
+    shares.work(wanted.len(), me, |task| {
+        let id = wanted[task];
+        let expert = bank.resident(layer, id).expect("an expert that stays in memory");
+        whole_expert(&call, &scratch.job(id, expert, k), activations);
+    });
+    scratch.wanted = wanted;
+    seat.wait(seat.arrive());
+    // SAFETY: nobody writes slots any more, and who prepares the next round has another room.
+    let slots = unsafe {
+        std::slice::from_raw_parts(table.slots.at(first * k * hidden), rows * k * hidden)
+    };
+    for (row, out) in out.chunks_exact_mut(hidden).enumerate() {
+        let own = &own[row * hidden..][..hidden];
+        sum_row(isa, row, k, slots, &routing.weights, shared.map(|s| (s, own)), out);
+    }
+}
