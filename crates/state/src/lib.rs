@@ -4,7 +4,8 @@
 //! allocated. [`Memory`] owns the arenas and hands out [`Sequence`]s; a sequence holds reference-counted
 //! pages and slots, so a fork or a checkpoint costs no bytes until one of the two is written, and dropping
 //! one gives back whatever nobody else holds. The forward pass borrows sequences to read page lists and
-//! [`Memory`] to write the arena, at the same time.
+//! a [`MemoryPart`] to write the arenas, at the same time: all of the memory, or what steps that run beside each other
+//! may use of it.
 //!
 //! Invariant: after [`Memory::prepare`] whatever the next step writes belongs to that sequence alone.
 
