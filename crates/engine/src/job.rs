@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use compute::memory::BLOCK;
 use state::{Sequence, Worth, common_prefix};
 
 use crate::sampler::{SamplingParams, TokenCounts};
@@ -12,6 +11,10 @@ use crate::{Constraint, Request, RequestId, Usage};
 
 /// Hints of a request that are used: each ends a chunk early.
 const MOST_HINTS: usize = 4;
+
+/// Tokens from which on a hint is used. A question of one line is worth a step of its own: a large model takes seconds to
+/// read it, and its next turn or another answer begins with it.
+const LEAST_HINT: usize = 8;
 
 /// Places where a prompt stops for a checkpoint.
 const MOST_STOPS: usize = 16;
@@ -52,7 +55,7 @@ impl Job {
         let Request { prompt, max_tokens, stop_tokens, sampling, checkpoints, constraint } =
             request;
         let prompt_len = prompt.len();
-        let sensible = checkpoints.into_iter().filter(|&len| len >= BLOCK && len < prompt_len);
+        let sensible = checkpoints.into_iter().filter(|len| (LEAST_HINT..prompt_len).contains(len));
         let mut hints: Vec<usize> = sensible.collect::<BTreeSet<usize>>().into_iter().collect();
         hints.drain(..hints.len().saturating_sub(MOST_HINTS));
         let mut counts = TokenCounts::new();

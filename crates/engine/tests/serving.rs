@@ -348,6 +348,30 @@ fn a_turn_that_is_told_otherwise_begins_at_the_callers_checkpoint() {
 }
 
 #[test]
+fn a_question_of_one_line_is_remembered() {
+    for model in [PEBBLE, HYBRID] {
+        let mut world = World::new(model, &options());
+        let first = tokens(1, 23);
+        let ask = |seed| Request {
+            sampling: SamplingParams { seed, ..SamplingParams::default() },
+            checkpoints: vec![16],
+            ..greedy(first.clone(), 40)
+        };
+        assert_eq!(world.serve(&ask(1)).1.cached_tokens, 0);
+        // Another answer to it.
+        let (answer, usage) = world.serve(&ask(2));
+        assert_eq!(usage.cached_tokens, 16, "{model}");
+        assert_eq!(answer, world.alone(&ask(2)), "{model}");
+        // The next turn, which does not tell how the last was answered.
+        let second = greedy(join(&[&first[..16], &tokens(2, 9)]), 10);
+        let (answer, usage) = world.serve(&second);
+        assert_eq!(usage.cached_tokens, 16, "{model}");
+        assert_eq!(answer, world.alone(&second), "{model}");
+        world.check_empty();
+    }
+}
+
+#[test]
 fn the_third_request_begins_where_the_second_left_the_first() {
     for model in [PEBBLE, HYBRID] {
         let mut world = World::new(model, &options());
