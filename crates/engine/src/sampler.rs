@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use compute::logits::{
-    RUN, STEPS, Spread, largest, least_weight, mass, next_above, tokens_of_step, weight,
+    RUN, STEPS, Spread, largest, least_weight, mass, tokens_of_step, tops, weight,
 };
 
 use crate::Mask;
@@ -213,13 +213,23 @@ pub struct Scratch {
 
 #[derive(Debug, Default)]
 struct DrawScratch {
-    candidates: Vec<Candidate>,
+    ranks: RankScratch,
     weights: Vec<f64>,
     spread: Spread,
 }
 
+#[derive(Debug, Default)]
+struct RankScratch {
+    candidates: Vec<Candidate>,
+    /// The best logit of each run.
+    tops: Vec<f32>,
+}
+
 /// Candidates that are ranked at first where any number may be wanted. Most draws fall among a few.
 const FIRST_RANKED: usize = 32;
+
+/// Runs of logits at most whose best ones are looked at first.
+const MOST_RUNS: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
@@ -266,9 +276,8 @@ pub fn sample(
     let raw_best = best_logit(logits)?;
     let log_mass = mass(logits, raw_best, 1.0).ln();
     let logprob = |logit: f32| (f64::from(logit) - f64::from(raw_best) - log_mass) as f32;
-    let candidates = &mut draw_scratch.candidates;
-    rank(logits, top_count, candidates);
-    let top = candidates.iter().map(|c| (c.token, logprob(c.logit))).collect();
+    rank(logits, top_count, &mut draw_scratch.ranks);
+    let top = draw_scratch.ranks.candidates.iter().map(|c| (c.token, logprob(c.logit))).collect();
     Ok(Sampled { token, logprob: Some(logprob(logits[token as usize])), top })
 }
 
@@ -359,8 +368,9 @@ fn draw(
 
     // Sorting a vocabulary for a token that is nearly always among the first few would be a waste.
     let count = if limits_count { params.top_k } else { FIRST_RANKED };
-    let DrawScratch { candidates, weights, spread } = scratch;
-    rank(logits, count, candidates);
+    let DrawScratch { ranks, weights, spread } = scratch;
+    rank(logits, count, ranks);
+    let candidates = &mut ranks.candidates;
     weights.clear();
     weights.extend(candidates.iter().map(|c| weight(c.logit, best, inverse)));
     let all_mass = if limits_count {
@@ -502,18 +512,27 @@ fn pick(weights: &[f64], target: f64) -> usize {
 }
 
 /// The `count` likeliest tokens that are not masked, descending, equal ones by lower id; fewer if there are fewer.
-fn rank(logits: &[f32], count: usize, candidates: &mut Vec<Candidate>) {
+fn rank(logits: &[f32], count: usize, scratch: &mut RankScratch) {
+    let RankScratch { candidates, tops: run_tops } = scratch;
     candidates.clear();
     if count == 0 {
         return;
     }
-    // Whatever is not above the count-th best so far cannot be among the best: an equal one has a higher id.
+    // What is not above the bar cannot be among the best: so many runs have something that is, or an equal one has a lower id.
     let mut bar = f32::NEG_INFINITY;
-    let mut from = 0;
-    // Most have nothing above the bar, and that is seen of many at once.
-    while let Some(first) = next_above(logits, from, bar) {
-        from = first + RUN;
-        for (token, &logit) in (first as u32..).zip(logits[first..].iter().take(RUN)) {
+    let width = RUN * logits.len().div_ceil(RUN * MOST_RUNS);
+    tops(logits, width, run_tops);
+    if run_tops.len() >= count {
+        candidates.extend(run_tops.iter().map(|&logit| Candidate { logit, token: 0 }));
+        bar = candidates.select_nth_unstable_by(count - 1, likelier).1.logit.next_down();
+        candidates.clear();
+    }
+    for (run, &top) in run_tops.iter().enumerate() {
+        if top <= bar {
+            continue;
+        }
+        let first = run * width;
+        for (token, &logit) in (first as u32..).zip(logits[first..].iter().take(width)) {
             if logit > bar {
                 candidates.push(Candidate { logit, token });
                 if candidates.len() == count.saturating_mul(2) {

@@ -84,6 +84,29 @@ fn logits(max_len: usize) -> impl Strategy<Value = Vec<f32>> {
     })
 }
 
+#[track_caller]
+fn check_rank(logits: &[f32], count: usize) {
+    let mut want: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    want.retain(|x| x.1 > f32::NEG_INFINITY);
+    want.sort_by(|a, b| b.1.total_cmp(&a.1));
+    want.truncate(count);
+    let mut ranks = RankScratch::default();
+    rank(logits, count, &mut ranks);
+    let got: Vec<_> = ranks.candidates.iter().map(|c| (c.token, c.logit)).collect();
+    assert_eq!(got, want, "{count} of {}", logits.len());
+}
+
+#[test]
+fn ranking_of_a_large_vocabulary_is_sorting() {
+    // Many are equal, whole runs are masked, and the best are neighbours.
+    let mut logits: Vec<f32> = (0..20_011u64).map(|i| (i * i % 4093 % 977) as f32).collect();
+    logits[4000..9000].fill(f32::NEG_INFINITY);
+    logits[12_000..12_300].iter_mut().for_each(|logit| *logit += 1000.0);
+    for count in [1, 20, 200, 255, 256, 257, 1000, 14_000, 30_000] {
+        check_rank(&logits, count);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
@@ -134,15 +157,8 @@ proptest! {
     }
 
     #[test]
-    fn ranking_is_sorting(logits in logits(600), count in 0..700usize) {
-        let mut want: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-        want.retain(|x| x.1 > f32::NEG_INFINITY);
-        want.sort_by(|a, b| b.1.total_cmp(&a.1));
-        want.truncate(count);
-        let mut candidates = Vec::new();
-        rank(&logits, count, &mut candidates);
-        let got: Vec<_> = candidates.iter().map(|c| (c.token, c.logit)).collect();
-        prop_assert_eq!(got, want);
+    fn ranking_is_sorting(logits in logits(600), count in prop_oneof![0..20usize, 0..700usize]) {
+        check_rank(&logits, count);
     }
 
     #[test]

@@ -22,14 +22,14 @@ pub fn largest(logits: &[f32]) -> Option<f32> {
     (!is_broken).then_some(largest)
 }
 
-/// Where the next run of logits begins, at or after `from`, of which one is above the bar; of [`RUN`] logits, fewer at the end.
-/// `from` is a multiple of that.
-pub fn next_above(logits: &[f32], from: usize, bar: f32) -> Option<usize> {
-    let after = next_above_kernel(machine::cpu::isa(), logits.get(from..)?, bar)?;
-    Some(from + after)
+/// The largest of each run of `width` logits, fewer at the end; none of them is not a number.
+pub fn tops(logits: &[f32], width: usize, tops: &mut Vec<f32>) {
+    tops.clear();
+    tops.resize(logits.len().div_ceil(width), 0.0);
+    tops_kernel(machine::cpu::isa(), logits, width, tops);
 }
 
-/// Logits that are compared with a bar at once.
+/// Logits that are compared at once.
 pub const RUN: usize = TOGETHER;
 
 /// Steps into which the distance from the best logit is cut; the last has everything beyond.
@@ -131,26 +131,31 @@ fn largest_body(logits: &[f32]) -> (f32, bool) {
 }
 
 versions! {
-    fn next_above_kernel(logits: &[f32], bar: f32) -> Option<usize> = next_above_body
+    fn tops_kernel(logits: &[f32], width: usize, tops: &mut [f32]) = tops_body
 }
 
 #[inline(always)]
-fn next_above_body(logits: &[f32], bar: f32) -> Option<usize> {
-    let (chunks, rest) = logits.as_chunks::<RUN>();
-    for (index, chunk) in chunks.iter().enumerate() {
-        let mut above = 0u32;
-        for i in 0..RUN {
-            above |= if chunk[i] > bar { 1 } else { 0 };
+fn tops_body(logits: &[f32], width: usize, tops: &mut [f32]) {
+    for (run, top) in logits.chunks(width).zip(tops) {
+        let mut best = [f32::NEG_INFINITY; RUN];
+        let (chunks, rest) = run.as_chunks::<RUN>();
+        for chunk in chunks {
+            for i in 0..RUN {
+                best[i] = if chunk[i] > best[i] { chunk[i] } else { best[i] };
+            }
         }
-        if above != 0 {
-            return Some(index * RUN);
+        for i in 0..rest.len() {
+            best[i] = if rest[i] > best[i] { rest[i] } else { best[i] };
         }
+        let mut half = RUN / 2;
+        while half > 0 {
+            for i in 0..half {
+                best[i] = if best[i + half] > best[i] { best[i + half] } else { best[i] };
+            }
+            half /= 2;
+        }
+        *top = best[0];
     }
-    let mut above = false;
-    for &logit in rest {
-        above |= logit > bar;
-    }
-    above.then_some(chunks.len() * RUN)
 }
 
 versions! {
@@ -348,26 +353,18 @@ mod tests {
     }
 
     #[test]
-    fn runs_with_something_above_the_bar_are_found() {
-        let logits: Vec<f32> = (0..1000).map(|i| (i * 7919 % 1009) as f32).collect();
+    fn tops_are_the_largest_of_their_runs() {
+        let mut logits: Vec<f32> = (0..1000).map(|i| (i * 7919 % 1009) as f32 - 500.0).collect();
+        logits[64..96].fill(f32::NEG_INFINITY);
         for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
-            for bar in [-1.0, 700.0, 1000.0, 1006.5, 1007.0, 1008.0] {
-                let mut found = Vec::new();
-                let mut from = 0;
-                while let Some(after) = next_above_kernel(isa, &logits[from..], bar) {
-                    found.push((from + after) / RUN);
-                    from = (from + after + RUN).min(logits.len());
-                }
-                let runs = logits.chunks(RUN).enumerate();
-                let above = runs.filter(|(_, run)| run.iter().any(|&logit| logit > bar));
-                assert_eq!(
-                    found,
-                    above.map(|(index, _)| index).collect::<Vec<_>>(),
-                    "{bar} on {isa}"
-                );
+            for width in [RUN, 3 * RUN, 1000, 1024] {
+                let largest = |run: &[f32]| run.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let want: Vec<f32> = logits.chunks(width).map(largest).collect();
+                let mut got = vec![0.0; want.len()];
+                tops_kernel(isa, &logits, width, &mut got);
+                assert_eq!(got, want, "runs of {width} on {isa}");
             }
         }
-        assert_eq!(next_above(&logits, 1024, -1.0), None, "behind the end");
     }
 
     #[test]
