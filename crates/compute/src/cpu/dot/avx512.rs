@@ -5,6 +5,7 @@
 //! transposed before, which is less work from the second activation row on.
 
 mod fp4;
+mod narrow_bytes;
 mod nibbles;
 
 use std::arch::x86_64::*;
@@ -91,6 +92,11 @@ unsafe fn kernel<const CODES: u8, const KIND: u8, const GROUP: usize>(
                 _ => nibbles::whole_parts::<3, KIND, GROUP>(w, range, x, rows, out),
             }
         }
+        return;
+    }
+    if CODES == BYTES && w.cols <= narrow_bytes::MOST_COLS {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { narrow_bytes::narrow_bytes::<KIND, GROUP>(w, range, x, rows, out) };
         return;
     }
     for (i, index) in range.enumerate() {

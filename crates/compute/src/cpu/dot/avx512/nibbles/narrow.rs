@@ -3,6 +3,7 @@
 //! vector of results.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::{Layout, Planes, SCALE_PREFETCH_BYTES, expand, load_scales, transpose, unpack};
@@ -63,17 +64,19 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
             *planes = Planes::of(x, input as usize);
         }
         let x = &planes[..inputs.len()];
-        let mut sums = [[_mm512_setzero_ps(); FOURS]; MOST];
-        // SAFETY: sixteen rows of the weight or of a copy; the outputs are the caller's promise.
+        let mut sums = [const { MaybeUninit::<[__m512; FOURS]>::uninit() }; MOST];
+        let sums = &mut sums[..inputs.len()];
+        // SAFETY: sixteen rows of the weight or of a copy, all of whose sums are written; the outputs are the caller's promise.
         unsafe {
             let whole = range.len() / TOGETHER * TOGETHER;
             for first in (0..whole).step_by(TOGETHER) {
                 let row = range.start + first;
                 let from = [(w.codes, row_bytes), (w.scales, scale_bytes), (w.biases, scale_bytes)]
                     .map(|(bytes, of_row)| bytes.as_ptr().add(row * of_row));
-                sixteen::<PARTS, KIND, GROUP>(from, ahead, x, &mut sums);
+                sixteen::<PARTS, KIND, GROUP>(from, ahead, x, sums);
                 for (sums, &output) in sums.iter().zip(outputs) {
-                    _mm512_storeu_ps(out.place(output, first), sums_of_fours(*sums));
+                    let sums = sums_of_fours(sums.assume_init());
+                    _mm512_storeu_ps(out.place(output, first), sums);
                 }
             }
             if whole < range.len() {
@@ -87,11 +90,11 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
                 }
                 let [codes, scales, biases] = &copies;
                 let from = [codes.as_ptr(), scales.as_ptr(), biases.as_ptr()];
-                sixteen::<PARTS, KIND, GROUP>(from, ahead, x, &mut sums);
+                sixteen::<PARTS, KIND, GROUP>(from, ahead, x, sums);
                 let mask = ((1u32 << (range.len() - whole)) - 1) as u16;
                 for (sums, &output) in sums.iter().zip(outputs) {
                     let to = out.place(output, whole);
-                    _mm512_mask_storeu_ps(to, mask, sums_of_fours(*sums));
+                    _mm512_mask_storeu_ps(to, mask, sums_of_fours(sums.assume_init()));
                 }
             }
         }
@@ -108,7 +111,7 @@ unsafe fn sixteen<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     from: [*const u8; 3],
     ahead: Ahead,
     x: &[Planes],
-    sums: &mut [[__m512; FOURS]; MOST],
+    sums: &mut [MaybeUninit<[__m512; FOURS]>],
 ) {
     for half in 0..FOURS / 2 {
         // SAFETY: the caller's promise.
@@ -127,7 +130,7 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     ahead: Ahead,
     half: usize,
     x: &[Planes],
-    sums: &mut [[__m512; FOURS]; MOST],
+    sums: &mut [MaybeUninit<[__m512; FOURS]>],
 ) {
     let row_bytes = PARTS * PART / 2;
     let scale_bytes = PARTS * PART / GROUP * if KIND == 0 { 4 } else { 2 };
@@ -176,12 +179,25 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
 }
 
 /// Keeps the products of the first part, and adds those of the next.
+///
+/// # Safety
+/// Those of the first part are there when the next come.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn put(sums: &mut [__m512; FOURS], half: usize, part: usize, products: [__m512; 2]) {
+unsafe fn put(
+    sums: &mut MaybeUninit<[__m512; FOURS]>,
+    half: usize,
+    part: usize,
+    products: [__m512; 2],
+) {
+    let sums: *mut __m512 = sums.as_mut_ptr().cast();
     for four in 0..2 {
-        let sum = &mut sums[half * 2 + four];
-        *sum = if part == 0 { products[four] } else { _mm512_add_ps(*sum, products[four]) };
+        // SAFETY: one of the fours; the caller's promise.
+        unsafe {
+            let sum = sums.add(half * 2 + four);
+            let all = if part == 0 { products[four] } else { _mm512_add_ps(*sum, products[four]) };
+            sum.write(all);
+        }
     }
 }
 
