@@ -15,7 +15,7 @@ use super::dense;
 use super::dot::packing;
 use super::dot::{self, Rows, Target};
 use super::pool::Pool;
-use super::quantise::{Activations, CHUNK};
+use super::quantise::{Activations, CHUNK, Forms};
 use super::tasks::{self, Piece};
 use crate::Linear;
 use crate::weight::Matrix;
@@ -163,7 +163,8 @@ pub(crate) fn multiply(
     let shares = if cols < CHUNK && rows >= LEAST_SHARE * threads { threads } else { 1 };
     let integers = views.iter().any(|w| w.encoding.is_integer());
     if integers && shares == 1 {
-        quantise(isa, pool, &mut scratch.activations, x, rows, cols, !tiles);
+        let forms = (!tiles).then(|| dot::forms(&views));
+        quantise(isa, pool, &mut scratch.activations, x, rows, cols, forms);
         #[cfg(target_arch = "x86_64")]
         if tiles {
             let (x, rows) = (&scratch.activations, &scratch.all_rows);
@@ -217,7 +218,8 @@ pub(crate) fn multiply(
             pool.run(scratch.tasks.len(), &multiply);
         }
     } else {
-        multiply_shares(isa, pool, scratch, x, rows, integers, multiply);
+        let forms = integers.then(|| dot::forms(&views));
+        multiply_shares(isa, pool, scratch, x, rows, forms, multiply);
     }
     for (w, &start) in weights.iter().zip(out) {
         if let Some(bias) = &w.bias {
@@ -239,13 +241,13 @@ fn multiply_shares(
     scratch: &Scratch,
     x: &[f32],
     rows: usize,
-    quantises: bool,
+    forms: Option<Forms>,
     multiply: impl Fn(&Activations, &[u32], Range<usize>, usize) + Sync,
 ) {
     let (shares, cols) = (pool.thread_count(), x.len() / rows);
     // The first task of a share is to quantise it.
     let tasks = scratch.tasks.len() + 1;
-    let ready: Vec<AtomicBool> = (0..shares).map(|_| AtomicBool::new(!quantises)).collect();
+    let ready: Vec<AtomicBool> = (0..shares).map(|_| AtomicBool::new(forms.is_none())).collect();
     pool.run_near(shares * tasks, &|task| {
         let (share, task) = (task / tasks, task % tasks);
         let some = rows * share / shares..rows * (share + 1) / shares;
@@ -256,12 +258,12 @@ fn multiply_shares(
             }
             let activations = activations.read().unwrap_or_else(PoisonError::into_inner);
             multiply(&activations, &scratch.all_rows[..some.len()], some, task);
-        } else if quantises {
+        } else if let Some(forms) = forms {
             let _ready = SetAtEnd(ready);
             let mut activations = activations.write().unwrap_or_else(PoisonError::into_inner);
             activations.resize(isa, some.len(), cols, true);
             for (index, x) in x[some.start * cols..some.end * cols].chunks_exact(cols).enumerate() {
-                activations.fill(isa, index, x);
+                activations.fill(isa, index, x, forms);
             }
         }
     });
@@ -276,7 +278,7 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
-/// Quantises all rows, on all threads if there are many.
+/// Quantises all rows, on all threads if there are many; for row kernels in the orders that are wanted.
 pub(crate) fn quantise(
     isa: Isa,
     pool: &mut Pool,
@@ -284,12 +286,13 @@ pub(crate) fn quantise(
     x: &[f32],
     rows: usize,
     cols: usize,
-    planes: bool,
+    planes: Option<Forms>,
 ) {
-    activations.resize(isa, rows, cols, planes);
+    activations.resize(isa, rows, cols, planes.is_some());
+    let forms = planes.unwrap_or(Forms::ALL);
     if rows < 8 {
         for row in 0..rows {
-            activations.fill(isa, row, &x[row * cols..][..cols]);
+            activations.fill(isa, row, &x[row * cols..][..cols], forms);
         }
         return;
     }
@@ -297,7 +300,7 @@ pub(crate) fn quantise(
     pool.run_near(rows.div_ceil(4), &|task| {
         for row in task * 4..rows.min(task * 4 + 4) {
             // SAFETY: tasks fill different rows.
-            unsafe { writer.fill(isa, row, &x[row * cols..][..cols]) };
+            unsafe { writer.fill(isa, row, &x[row * cols..][..cols], forms) };
         }
     });
 }

@@ -20,11 +20,11 @@ use machine::cpu::Isa;
 
 use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
-use super::dot::{Rows, Target};
+use super::dot::{self, Rows, Target};
 use super::lanes::sigmoid;
 use super::matmul::{SharedMut, quantise};
 use super::pool::Pool;
-use super::quantise::{Activations, CHUNK};
+use super::quantise::{Activations, CHUNK, Forms};
 use super::tasks::{self, Piece};
 use crate::Error;
 use crate::bank::{Expert, ExpertBank, Trial, Turn, Visit};
@@ -174,7 +174,7 @@ pub(crate) fn run(
         wanted.iter().for_each(|&id| tally.count_use(layer, id, scratch.pairs_of(id).len()));
     }
     // Planes are for row kernels; a large call uses tiles where it can and rows where an expert has few.
-    quantise(isa, pool, &mut scratch.activations, x, rows, hidden, true);
+    quantise(isa, pool, &mut scratch.activations, x, rows, hidden, Some(Forms::ALL));
     let call = Call {
         isa,
         activation: bank.activation(),
@@ -434,10 +434,11 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
         let slots: Vec<u32> = jobs.iter().flat_map(|job| job.slots.iter().copied()).collect();
         let activations = &mut scratch.hidden_activations;
         activations.resize(isa, slots.len(), width, true);
+        let forms = dot::forms(jobs.iter().map(|job| &job.expert.down));
         let (hidden, writer) = (&scratch.hidden, activations.writer());
         let fill = |i: usize| {
             // SAFETY: each index is filled by one task.
-            unsafe { writer.fill(isa, i, &hidden[slots[i] as usize * widest..][..width]) };
+            unsafe { writer.fill(isa, i, &hidden[slots[i] as usize * widest..][..width], forms) };
         };
         if slots.len() < FEW_SLOTS {
             (0..slots.len()).for_each(fill);

@@ -6,6 +6,8 @@
 //! only the sum over blocks is in floats, in the one order given in [`super::dot`]. Measured error
 //! of a 4-bit product against f64: about 2e-5 of its norm (a single int8 plane: 5e-3).
 
+#[cfg(target_arch = "x86_64")]
+mod fours;
 mod transposed;
 
 use std::marker::PhantomData;
@@ -22,7 +24,25 @@ pub(crate) const LANE_BLOCKS: usize = super::lanes::LANES;
 /// Values in one round of lanes. Rows are padded with zeros to a multiple of this.
 pub(crate) const CHUNK: usize = BLOCK * LANE_BLOCKS;
 
-const LARGEST: f32 = 32_512.0;
+/// What a block's largest magnitude becomes.
+const MOST: i32 = 32_512;
+const LARGEST: f32 = MOST as f32;
+
+/// Added to a magnitude under 2^22, it leaves the nearest integer in the low bits, ties to even.
+const MAGIC: f32 = 12_582_912.0;
+
+/// Orders of bytes that are wanted of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forms {
+    /// [`Activations::planes`]
+    pub(crate) natural: bool,
+    /// [`Activations::paired`]
+    pub(crate) paired: bool,
+}
+
+impl Forms {
+    pub(crate) const ALL: Forms = Forms { natural: true, paired: true };
+}
 
 /// Quantised rows. `planes` and `paired` hold the two bytes of each value in the orders that the
 /// byte-wise kernels read them; they are filled only for instruction sets that use them.
@@ -32,7 +52,7 @@ pub(crate) struct Activations {
     pub(crate) cols: usize,
     /// Blocks in a row, padding included.
     pub(crate) blocks: usize,
-    /// `[rows, blocks · 32]`, natural order.
+    /// `[rows, blocks · 32]`, natural order. Padding is zero, but for AVX-512, where rows are shorter than a chunk.
     pub(crate) values: Vec<i16>,
     /// `[rows, blocks]`
     pub(crate) scale: Lines<f32>,
@@ -113,10 +133,10 @@ impl Activations {
         self.transposed = rows > 1 || cols < CHUNK;
     }
 
-    /// Quantises one row into place `row`.
-    pub(crate) fn fill(&mut self, isa: Isa, row: usize, x: &[f32]) {
+    /// Quantises one row into place `row`, in the orders that are wanted of it.
+    pub(crate) fn fill(&mut self, isa: Isa, row: usize, x: &[f32], forms: Forms) {
         // SAFETY: nobody else has the rows.
-        unsafe { self.writer().fill(isa, row, x) };
+        unsafe { self.writer().fill(isa, row, x, forms) };
     }
 
     /// Lets several tasks fill different rows at once.
@@ -221,7 +241,7 @@ impl Writer<'_> {
     ///
     /// # Safety
     /// Nobody else reads or writes that row meanwhile.
-    pub(crate) unsafe fn fill(&self, isa: Isa, row: usize, x: &[f32]) {
+    pub(crate) unsafe fn fill(&self, isa: Isa, row: usize, x: &[f32], forms: Forms) {
         assert!(x.len() == self.cols && row < self.rows);
         let (b, v) = (self.blocks, self.blocks * BLOCK);
         // SAFETY: the buffers hold `rows` rows of these lengths, and this one is ours.
@@ -234,11 +254,15 @@ impl Writer<'_> {
             if let Some((planes, paired)) = self.planes {
                 let part =
                     |start: *mut i8| std::slice::from_raw_parts_mut(start.add(row * 2 * v), 2 * v);
-                split_planes(isa, values, part(planes));
-                if self.transposed {
-                    split_transposed(isa, values, part(paired));
-                } else {
-                    split_paired(isa, values, part(paired));
+                if forms.natural {
+                    // Nobody reads what is past the vector that a narrow row ends in.
+                    let used = if self.cols < CHUNK { self.cols.next_multiple_of(64) } else { v };
+                    split_planes(isa, &values[..used], part(planes));
+                }
+                match (forms.paired, self.transposed) {
+                    (false, _) => {}
+                    (true, true) => split_transposed(isa, self.cols, values, part(paired)),
+                    (true, false) => split_paired(isa, values, part(paired)),
                 }
             }
         }
@@ -250,8 +274,37 @@ pub(crate) fn padded_blocks(cols: usize) -> usize {
     cols.div_ceil(CHUNK) * LANE_BLOCKS
 }
 
+/// Quantises a row; what is left of the outputs is padding.
+fn quantise_row(
+    isa: Isa,
+    x: &[f32],
+    values: &mut [i16],
+    scale: &mut [f32],
+    sum: &mut [f32],
+    integer_sum: &mut [i32],
+) {
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "only there"))]
+    let mut done = 0;
+    #[cfg(target_arch = "x86_64")]
+    if matches!(isa, Isa::Avx512 | Isa::Amx) {
+        // SAFETY: the instruction set was detected before this `Isa` was handed out.
+        done = unsafe { fours::quantise_fours(x, values, scale, sum, integer_sum) };
+        let one_chunk = (scale.as_mut_array(), sum.as_mut_array(), integer_sum.as_mut_array());
+        if let (Some(scale), Some(sum), Some(integer_sum)) = one_chunk
+            && done * BLOCK == x.len()
+        {
+            // SAFETY: as above.
+            unsafe { fours::end_after(done, scale, sum, integer_sum) };
+            return;
+        }
+    }
+    let (x, values) = (&x[done * BLOCK..], &mut values[done * BLOCK..]);
+    let (scale, sum) = (&mut scale[done..], &mut sum[done..]);
+    quantise_rest(isa, x, values, scale, sum, &mut integer_sum[done..]);
+}
+
 versions! {
-    fn quantise_row(x: &[f32], values: &mut [i16], scale: &mut [f32], sum: &mut [f32], integer_sum: &mut [i32]) = quantise_row_body
+    fn quantise_rest(x: &[f32], values: &mut [i16], scale: &mut [f32], sum: &mut [f32], integer_sum: &mut [i32]) = quantise_row_body
 }
 
 #[inline(always)]
@@ -319,13 +372,11 @@ fn quantise_block(
     }
     let largest = lanes[0];
     let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
-    // Rounds to the nearest integer, ties to even, for magnitudes under 2^22.
-    const MAGIC: f32 = 12_582_912.0;
     let mut total = 0i32;
     for i in 0..BLOCK {
         let integer = (x[i] * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
         // A NaN or an infinity in the block may give anything; the clamp keeps it in range.
-        let integer = integer.clamp(-32_512, 32_512);
+        let integer = integer.clamp(-MOST, MOST);
         values[i] = integer as i16;
         total += integer;
     }
@@ -382,10 +433,10 @@ mod tests {
         let x: Vec<f32> = (0..700).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.37).collect();
         let mut a = Activations::default();
         a.resize(Isa::Avx512, 1, x.len(), true);
-        a.fill(Isa::Scalar, 0, &x);
+        a.fill(Isa::Scalar, 0, &x, Forms::ALL);
         let mut two = Activations::default();
         two.resize(Isa::Avx512, 2, x.len(), true);
-        two.fill(Isa::Scalar, 0, &x);
+        two.fill(Isa::Scalar, 0, &x, Forms::ALL);
         assert_eq!(a.blocks, 32);
         for (i, &want) in x.iter().enumerate() {
             let got = a.values[i] as f32 * a.scale[i / BLOCK];
@@ -406,14 +457,40 @@ mod tests {
     }
 
     #[test]
+    fn every_instruction_set_gives_the_same_numbers() {
+        let isa = machine::cpu::isa();
+        let odd = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-45, f32::MAX, -0.0];
+        for cols in [32, 100, 128, 256, 300, 512, 1408] {
+            for case in 0..2 + odd.len() {
+                let mut x: Vec<f32> =
+                    (0..cols).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.37e-3).collect();
+                match case {
+                    0 => {}
+                    1 => x.fill(0.0),
+                    _ => x[cols / 2] = odd[case - 2],
+                }
+                let [want, got] = [Isa::Scalar, isa].map(|isa| {
+                    let mut a = Activations::default();
+                    a.resize(isa, 1, cols, true);
+                    a.fill(isa, 0, &x, Forms::ALL);
+                    let floats = [a.row_scale(0), a.row_sum(0)].concat();
+                    let bits: Vec<u32> = floats.into_iter().map(f32::to_bits).collect();
+                    (a.values, bits, a.integer_sum)
+                });
+                assert_eq!(want, got, "{cols} columns, case {case}, {isa}");
+            }
+        }
+    }
+
+    #[test]
     fn odd_numbers_do_not_panic() {
         let mut a = Activations::default();
         a.resize(Isa::Scalar, 1, 64, false);
         for v in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-45, f32::MAX, 0.0] {
             let mut x = [1.0; 64];
             x[5] = v;
-            a.fill(Isa::Scalar, 0, &x);
-            a.fill(machine::cpu::isa(), 0, &x);
+            a.fill(Isa::Scalar, 0, &x, Forms::ALL);
+            a.fill(machine::cpu::isa(), 0, &x, Forms::ALL);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::super::dot::tests::{Random, encodings, random_weight};
 use super::super::dot::{Rows, multiply_rows as by_rows, packing};
+use super::super::quantise::Forms;
 use super::*;
 
 /// Products in tiles of `unit`, which needs `isa`.
@@ -28,7 +29,7 @@ fn check(unit: Unit, isa: Isa) {
             a.resize(isa, x_rows, cols, true);
             for r in 0..x_rows {
                 let x: Vec<f32> = (0..cols).map(|_| random.float()).collect();
-                a.fill(isa, r, &x);
+                a.fill(isa, r, &x, Forms::ALL);
             }
             let order = Order::of(packing(encoding).0);
             let outputs: Vec<u32> = (0..x_rows as u32).rev().collect();

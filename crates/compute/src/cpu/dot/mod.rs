@@ -20,7 +20,7 @@ mod unpack;
 
 use machine::cpu::Isa;
 
-use super::quantise::{Activations, CHUNK, LANE_BLOCKS};
+use super::quantise::{Activations, CHUNK, Forms, LANE_BLOCKS};
 use crate::weight::{Encoding, Float, Matrix};
 
 #[cfg(target_arch = "x86_64")]
@@ -121,6 +121,18 @@ pub(crate) fn packing(encoding: Encoding) -> (Codes, ScaleKind, usize) {
         Encoding::Mxfp4 => (Codes::Fp4, ScaleKind::HalvedExponent, 32),
         other => unreachable!("{other:?} has no integer form"),
     }
+}
+
+/// In which orders the row kernels of these weights read activations.
+pub(crate) fn forms<'a>(weights: impl IntoIterator<Item = &'a Matrix<'a>>) -> Forms {
+    let mut forms = Forms { natural: false, paired: false };
+    for w in weights.into_iter().filter(|w| w.encoding.is_integer()) {
+        match packing(w.encoding).0 {
+            Codes::Nibbles | Codes::Fp4 => forms.paired = true,
+            Codes::Bytes | Codes::Stream(_) => forms.natural = true,
+        }
+    }
+    forms
 }
 
 /// A chunk's parts; the last chunk of a row is copied here and padded with zeros.

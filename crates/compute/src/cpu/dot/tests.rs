@@ -126,9 +126,13 @@ pub(crate) fn value(w: &Matrix<'_>, row: usize, col: usize) -> f64 {
 
 fn quantised(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Activations {
     let mut a = Activations::default();
+    // As they are after wider rows.
+    let before: Vec<f32> = (0..w.cols().next_multiple_of(512)).map(|i| i as f32 - 77.5).collect();
+    a.resize(isa, x_rows, before.len(), true);
+    (0..x_rows).for_each(|row| a.fill(isa, row, &before, Forms::ALL));
     a.resize(isa, x_rows, w.cols(), true);
     for r in 0..x_rows {
-        a.fill(isa, r, &x[r * w.cols()..][..w.cols()]);
+        a.fill(isa, r, &x[r * w.cols()..][..w.cols()], forms([&w.view()]));
     }
     a
 }
@@ -216,6 +220,7 @@ fn every_integer_format_is_exact_to_the_bit_and_close_to_f64() {
             (5, 640, 6),
             (2, 1024, 4),
             (1, 512, 3),
+            (33, 256, 9),
             // The last round of lanes has one group, or lacks one.
             (2, group, 2),
             (2, 512 + group, 5),

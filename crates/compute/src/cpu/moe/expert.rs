@@ -222,8 +222,9 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
         unsafe {
             if down.encoding.is_integer() {
                 buffers.activations.resize(isa, count, width, !tiles);
+                let forms = dot::forms([&down]);
                 for i in 0..count {
-                    buffers.activations.fill(isa, i, &buffers.hidden[i * width..][..width]);
+                    buffers.activations.fill(isa, i, &buffers.hidden[i * width..][..width], forms);
                 }
                 #[cfg(target_arch = "x86_64")]
                 if tiles {

@@ -7,7 +7,7 @@ use machine::cpu::Isa;
 use super::super::dot::Target;
 use super::super::matmul::SharedMut;
 use super::super::meeting::{Seat, Shares};
-use super::super::quantise::{Activations, Writer};
+use super::super::quantise::{Activations, Forms, Writer};
 use super::{Call, Job, RoutingTable, Scratch, Shared, group, sum_row, whole_expert};
 use crate::bank::ExpertBank;
 
@@ -103,12 +103,12 @@ pub(crate) fn run(
         std::slice::from_raw_parts_mut(table.ids.at(first * k), routing.ids.len())
             .copy_from_slice(&routing.ids);
         for (row, x) in x.chunks_exact(hidden).enumerate() {
-            own_rows.fill(isa, row, x);
+            own_rows.fill(isa, row, x, Forms::ALL);
             // A row alone may have another form than several.
             if table.writer.is_like(own_rows) {
                 table.writer.copy(own_rows, row, first + row);
             } else {
-                table.writer.fill(isa, first + row, x);
+                table.writer.fill(isa, first + row, x, Forms::ALL);
             }
         }
     }

@@ -4,16 +4,17 @@ use machine::cpu::Isa;
 
 use super::{BLOCK, CHUNK, split};
 
-/// Splits whole chunks of values.
-pub(super) fn split_transposed(isa: Isa, values: &[i16], out: &mut [i8]) {
+/// Splits whole chunks of values. What is past the part of 128 columns that the row ends in may keep any bytes: weights have
+/// no codes or no scales there.
+pub(super) fn split_transposed(isa: Isa, cols: usize, values: &[i16], out: &mut [i8]) {
     assert!(values.len().is_multiple_of(CHUNK) && out.len() == 2 * values.len());
     #[cfg(target_arch = "x86_64")]
     if matches!(isa, Isa::Avx512 | Isa::Amx) {
         // SAFETY: the instruction set was detected before this `Isa` was handed out.
-        unsafe { avx512::split_transposed(values, out) };
+        unsafe { avx512::split_transposed(cols, values, out) };
         return;
     }
-    let _ = isa;
+    let _ = (isa, cols);
     for (i, &value) in values.iter().enumerate() {
         let (block, inside) = (i % CHUNK / BLOCK, i % BLOCK);
         let at = i / CHUNK * 2 * CHUNK + inside / 8 * 256 + inside % 2 * 64;
@@ -28,18 +29,24 @@ mod avx512 {
 
     use crate::cpu::quantise::{BLOCK, CHUNK};
 
+    /// Parts of a chunk, four blocks each.
+    const PARTS: usize = 4;
+
     /// # Safety
     /// The machine must have AVX-512 F and BW; there are whole chunks, and twice as many bytes.
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn split_transposed(values: &[i16], out: &mut [i8]) {
+    pub(super) unsafe fn split_transposed(cols: usize, values: &[i16], out: &mut [i8]) {
         let high = _mm512_set1_epi16(0xff00_u16 as i16);
         let half = _mm512_set1_epi16(128);
         // Of eight values: the high bytes of the even ones, of the odd ones, then the low bytes likewise.
         let apart = _mm512_broadcast_i32x4(_mm_setr_epi8(
             1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10, 14,
         ));
+        let mut left = cols.div_ceil(CHUNK / PARTS);
         for (values, out) in values.chunks_exact(CHUNK).zip(out.chunks_exact_mut(2 * CHUNK)) {
-            for part in 0..4 {
+            let parts = left.min(PARTS);
+            left -= parts;
+            for part in 0..parts {
                 let mut blocks = [_mm512_setzero_si512(); 4];
                 for block in 0..4 {
                     // SAFETY: a block of the chunk.
@@ -91,9 +98,9 @@ mod tests {
         let values: Vec<i16> =
             (0..2 * CHUNK as i32).map(|i| (i * 7919 % 65_025 - 32_512) as i16).collect();
         let mut plain = vec![0; 2 * values.len()];
-        split_transposed(Isa::Scalar, &values, &mut plain);
+        split_transposed(Isa::Scalar, values.len(), &values, &mut plain);
         let mut fast = vec![0; 2 * values.len()];
-        split_transposed(machine::cpu::isa(), &values, &mut fast);
+        split_transposed(machine::cpu::isa(), values.len(), &values, &mut fast);
         assert_eq!(plain, fast);
     }
 }
