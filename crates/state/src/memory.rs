@@ -273,7 +273,7 @@ impl Memory {
     }
 
     /// Pages of one shape, for writing.
-    pub fn kv_mut(&mut self, arena: usize) -> &mut KvArena {
+    pub(crate) fn kv_mut(&mut self, arena: usize) -> &mut KvArena {
         &mut self.kv[arena].bytes
     }
 
@@ -283,7 +283,7 @@ impl Memory {
     }
 
     /// Slots of one size, for writing.
-    pub fn recurrent_mut(&mut self, arena: usize) -> &mut RecurrentArena {
+    pub(crate) fn recurrent_mut(&mut self, arena: usize) -> &mut RecurrentArena {
         &mut self.recurrent[arena].bytes
     }
 
