@@ -163,42 +163,50 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
                 weights[four] =
                     Weights { even, odd, scale: scale[four][part], bias: bias[four][part] };
             }
-            let pairs = x.len() / 2 * 2;
-            for n in (0..pairs).step_by(2) {
-                let products = products(&weights, [x[n], x[n + 1]], part);
-                for n_of_pair in 0..2 {
-                    put(&mut sums[n + n_of_pair], half, part, products[n_of_pair]);
-                }
-            }
-            if pairs < x.len() {
-                let [products] = products(&weights, [x[pairs]], part);
-                put(&mut sums[pairs], half, part, products);
+            let mut n = 0;
+            while n < x.len() {
+                n += match x.len() - n {
+                    1 => put_all(&mut sums[n..], half, part, products(&weights, [x[n]], part)),
+                    // One alone would wait for itself.
+                    3 => {
+                        let three = [x[n], x[n + 1], x[n + 2]];
+                        put_all(&mut sums[n..], half, part, products(&weights, three, part))
+                    }
+                    _ => {
+                        let two = [x[n], x[n + 1]];
+                        put_all(&mut sums[n..], half, part, products(&weights, two, part))
+                    }
+                };
             }
         }
     }
 }
 
-/// Keeps the products of the first part, and adds those of the next.
+/// Keeps the products of the first part, and adds those of the next. Of how many rows they are.
 ///
 /// # Safety
 /// Those of the first part are there when the next come.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn put(
-    sums: &mut MaybeUninit<[__m512; FOURS]>,
+unsafe fn put_all<const N: usize>(
+    sums: &mut [MaybeUninit<[__m512; FOURS]>],
     half: usize,
     part: usize,
-    products: [__m512; 2],
-) {
-    let sums: *mut __m512 = sums.as_mut_ptr().cast();
-    for four in 0..2 {
-        // SAFETY: one of the fours; the caller's promise.
-        unsafe {
-            let sum = sums.add(half * 2 + four);
-            let all = if part == 0 { products[four] } else { _mm512_add_ps(*sum, products[four]) };
-            sum.write(all);
+    products: [[__m512; 2]; N],
+) -> usize {
+    for (sums, products) in sums[..N].iter_mut().zip(products) {
+        let sums: *mut __m512 = sums.as_mut_ptr().cast();
+        for four in 0..2 {
+            // SAFETY: one of the fours; the caller's promise.
+            unsafe {
+                let sum = sums.add(half * 2 + four);
+                let all =
+                    if part == 0 { products[four] } else { _mm512_add_ps(*sum, products[four]) };
+                sum.write(all);
+            }
         }
     }
+    N
 }
 
 /// A part of four weight rows: lanes are those of a row's four blocks, row after row.
