@@ -189,9 +189,11 @@ impl Engine {
         if self.is_rewindable || !self.keeps_entries {
             return Vec::new();
         }
+        // What is soon read again does not drive out what is not.
+        let worth = |len: usize| if len < BLOCK { Worth::Spaced } else { Worth::Turn };
         let mut stops: Vec<(usize, Worth)> =
-            job.hints.iter().map(|&len| (len, Worth::Turn)).collect();
-        // A hint near the end serves better: the same prompt can begin there again. What is short is soon read.
+            job.hints.iter().map(|&len| (len, worth(len))).collect();
+        // A hint near the end serves better: the same prompt can begin there again.
         let has_hint = job.hints.last().is_some_and(|&len| len + BLOCK >= job.prompt_len);
         if !has_hint && job.prompt_len >= BLOCK {
             stops.push((job.prompt_len, Worth::Turn));

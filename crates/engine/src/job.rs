@@ -13,7 +13,7 @@ use crate::{Constraint, Request, RequestId, Usage};
 const MOST_HINTS: usize = 4;
 
 /// Tokens from which on a hint is used. A question of one line is worth a step of its own: a large model takes seconds to
-/// read it, and its next turn or another answer begins with it.
+/// read it, and its next turn or a later answer begins with it.
 const LEAST_HINT: usize = 8;
 
 /// Places where a prompt stops for a checkpoint.

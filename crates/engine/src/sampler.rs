@@ -228,8 +228,8 @@ struct RankScratch {
 /// Candidates that are ranked at first where any number may be wanted. Most draws fall among a few.
 const FIRST_RANKED: usize = 32;
 
-/// Runs of logits at most whose best ones are looked at first.
-const MOST_RUNS: usize = 256;
+/// Runs into which logits are cut at least, if they are so many, to look at their best ones first.
+const LEAST_RUNS: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
@@ -520,7 +520,8 @@ fn rank(logits: &[f32], count: usize, scratch: &mut RankScratch) {
     }
     // What is not above the bar cannot be among the best: so many runs have something that is, or an equal one has a lower id.
     let mut bar = f32::NEG_INFINITY;
-    let width = RUN * logits.len().div_ceil(RUN * MOST_RUNS);
+    let runs = LEAST_RUNS.max(count.saturating_mul(4));
+    let width = RUN * logits.len().div_ceil(RUN.saturating_mul(runs));
     tops(logits, width, run_tops);
     if run_tops.len() >= count {
         candidates.extend(run_tops.iter().map(|&logit| Candidate { logit, token: 0 }));

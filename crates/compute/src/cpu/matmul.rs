@@ -163,7 +163,7 @@ pub(crate) fn multiply(
     let shares = if cols < CHUNK && rows >= LEAST_SHARE * threads { threads } else { 1 };
     let integers = views.iter().any(|w| w.encoding.is_integer());
     if integers && shares == 1 {
-        let forms = (!tiles).then(|| dot::forms(&views));
+        let forms = if tiles { Forms::NONE } else { dot::forms(&views) };
         quantise(isa, pool, &mut scratch.activations, x, rows, cols, forms);
         #[cfg(target_arch = "x86_64")]
         if tiles {
@@ -261,9 +261,9 @@ fn multiply_shares(
         } else if let Some(forms) = forms {
             let _ready = SetAtEnd(ready);
             let mut activations = activations.write().unwrap_or_else(PoisonError::into_inner);
-            activations.resize(isa, some.len(), cols, true);
+            activations.resize(isa, some.len(), cols, forms);
             for (index, x) in x[some.start * cols..some.end * cols].chunks_exact(cols).enumerate() {
-                activations.fill(isa, index, x, forms);
+                activations.fill(isa, index, x);
             }
         }
     });
@@ -278,7 +278,7 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
-/// Quantises all rows, on all threads if there are many; for row kernels in the orders that are wanted.
+/// Quantises all rows, on all threads if there are many.
 pub(crate) fn quantise(
     isa: Isa,
     pool: &mut Pool,
@@ -286,13 +286,12 @@ pub(crate) fn quantise(
     x: &[f32],
     rows: usize,
     cols: usize,
-    planes: Option<Forms>,
+    forms: Forms,
 ) {
-    activations.resize(isa, rows, cols, planes.is_some());
-    let forms = planes.unwrap_or(Forms::ALL);
+    activations.resize(isa, rows, cols, forms);
     if rows < 8 {
         for row in 0..rows {
-            activations.fill(isa, row, &x[row * cols..][..cols], forms);
+            activations.fill(isa, row, &x[row * cols..][..cols]);
         }
         return;
     }
@@ -300,7 +299,7 @@ pub(crate) fn quantise(
     pool.run_near(rows.div_ceil(4), &|task| {
         for row in task * 4..rows.min(task * 4 + 4) {
             // SAFETY: tasks fill different rows.
-            unsafe { writer.fill(isa, row, &x[row * cols..][..cols], forms) };
+            unsafe { writer.fill(isa, row, &x[row * cols..][..cols]) };
         }
     });
 }

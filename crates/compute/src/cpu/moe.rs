@@ -174,7 +174,7 @@ pub(crate) fn run(
         wanted.iter().for_each(|&id| tally.count_use(layer, id, scratch.pairs_of(id).len()));
     }
     // Planes are for row kernels; a large call uses tiles where it can and rows where an expert has few.
-    quantise(isa, pool, &mut scratch.activations, x, rows, hidden, Some(Forms::ALL));
+    quantise(isa, pool, &mut scratch.activations, x, rows, hidden, Forms::ALL);
     let call = Call {
         isa,
         activation: bank.activation(),
@@ -433,12 +433,12 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
         let jobs: Vec<&Job<'_>> = jobs.iter().filter(|job| job.expert.gate.rows == width).collect();
         let slots: Vec<u32> = jobs.iter().flat_map(|job| job.slots.iter().copied()).collect();
         let activations = &mut scratch.hidden_activations;
-        activations.resize(isa, slots.len(), width, true);
         let forms = dot::forms(jobs.iter().map(|job| &job.expert.down));
+        activations.resize(isa, slots.len(), width, forms);
         let (hidden, writer) = (&scratch.hidden, activations.writer());
         let fill = |i: usize| {
             // SAFETY: each index is filled by one task.
-            unsafe { writer.fill(isa, i, &hidden[slots[i] as usize * widest..][..width], forms) };
+            unsafe { writer.fill(isa, i, &hidden[slots[i] as usize * widest..][..width]) };
         };
         if slots.len() < FEW_SLOTS {
             (0..slots.len()).for_each(fill);

@@ -21,7 +21,7 @@ use super::lanes::versions;
 pub(crate) const BLOCK: usize = 32;
 /// Blocks of one round of lanes: the float sum over blocks keeps this many partial sums.
 pub(crate) const LANE_BLOCKS: usize = super::lanes::LANES;
-/// Values in one round of lanes. Rows are padded with zeros to a multiple of this.
+/// Values in one round of lanes. Rows are padded to a multiple of this with blocks that have no scale.
 pub(crate) const CHUNK: usize = BLOCK * LANE_BLOCKS;
 
 /// What a block's largest magnitude becomes.
@@ -31,8 +31,8 @@ const LARGEST: f32 = MOST as f32;
 /// Added to a magnitude under 2^22, it leaves the nearest integer in the low bits, ties to even.
 const MAGIC: f32 = 12_582_912.0;
 
-/// Orders of bytes that are wanted of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Orders of bytes that the kernels which will read activations want.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forms {
     /// [`Activations::planes`]
     pub(crate) natural: bool,
@@ -41,18 +41,22 @@ pub(crate) struct Forms {
 }
 
 impl Forms {
+    pub(crate) const NONE: Forms = Forms { natural: false, paired: false };
     pub(crate) const ALL: Forms = Forms { natural: true, paired: true };
 }
 
 /// Quantised rows. `planes` and `paired` hold the two bytes of each value in the orders that the
-/// byte-wise kernels read them; they are filled only for instruction sets that use them.
+/// byte-wise kernels read them; they are filled only for instruction sets that use them, and as [`Forms`] say.
+///
+/// Scales and sums of padding are zero. Its bytes may be anything: they meet codes that are zero, or count nothing for want of a
+/// scale.
 #[derive(Default)]
 pub(crate) struct Activations {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// Blocks in a row, padding included.
     pub(crate) blocks: usize,
-    /// `[rows, blocks · 32]`, natural order. Padding is zero, but for AVX-512, where rows are shorter than a chunk.
+    /// `[rows, blocks · 32]`, natural order. Padding is zero, except with AVX-512 in rows that are shorter than a chunk.
     pub(crate) values: Vec<i16>,
     /// `[rows, blocks]`
     pub(crate) scale: Lines<f32>,
@@ -69,6 +73,8 @@ pub(crate) struct Activations {
     pub(crate) paired: Lines<i8>,
     /// Whether `paired` is transposed.
     pub(crate) transposed: bool,
+    /// Which of the two are filled.
+    pub(crate) forms: Forms,
 }
 
 /// Numbers that begin on a cache line, in whole lines: a load that straddles two counts twice.
@@ -120,23 +126,25 @@ impl<T: Plain> std::ops::DerefMut for Lines<T> {
 
 impl Activations {
     /// Sets the shape; contents are undefined until [`Activations::fill`].
-    pub(crate) fn resize(&mut self, isa: Isa, rows: usize, cols: usize, planes: bool) {
+    pub(crate) fn resize(&mut self, isa: Isa, rows: usize, cols: usize, forms: Forms) {
         (self.rows, self.cols, self.blocks) = (rows, cols, padded_blocks(cols));
         let values = rows * self.blocks * BLOCK;
         self.values.resize(values, 0);
         self.scale.resize(rows * self.blocks);
         self.sum.resize(rows * self.blocks);
         self.integer_sum.resize(rows * self.blocks, 0);
-        let bytes = if planes && matches!(isa, Isa::Avx512 | Isa::Amx) { 2 * values } else { 0 };
+        self.forms = if matches!(isa, Isa::Avx512 | Isa::Amx) { forms } else { Forms::NONE };
+        // The other keeps its room for the next call, unless tiles are used.
+        let bytes = if self.forms == Forms::NONE { 0 } else { 2 * values };
         self.planes.resize(bytes);
         self.paired.resize(bytes);
         self.transposed = rows > 1 || cols < CHUNK;
     }
 
-    /// Quantises one row into place `row`, in the orders that are wanted of it.
-    pub(crate) fn fill(&mut self, isa: Isa, row: usize, x: &[f32], forms: Forms) {
+    /// Quantises one row into place `row`.
+    pub(crate) fn fill(&mut self, isa: Isa, row: usize, x: &[f32]) {
         // SAFETY: nobody else has the rows.
-        unsafe { self.writer().fill(isa, row, x, forms) };
+        unsafe { self.writer().fill(isa, row, x) };
     }
 
     /// Lets several tasks fill different rows at once.
@@ -149,8 +157,9 @@ impl Activations {
             scale: self.scale.as_mut_ptr(),
             sum: self.sum.as_mut_ptr(),
             integer_sum: self.integer_sum.as_mut_ptr(),
-            planes: (!self.planes.is_empty())
-                .then_some((self.planes.as_mut_ptr(), self.paired.as_mut_ptr())),
+            planes: self.planes.as_mut_ptr(),
+            paired: self.paired.as_mut_ptr(),
+            forms: self.forms,
             transposed: self.transposed,
             owner: PhantomData,
         }
@@ -183,7 +192,9 @@ pub(crate) struct Writer<'a> {
     scale: *mut f32,
     sum: *mut f32,
     integer_sum: *mut i32,
-    planes: Option<(*mut i8, *mut i8)>,
+    planes: *mut i8,
+    paired: *mut i8,
+    forms: Forms,
     transposed: bool,
     owner: PhantomData<&'a mut Activations>,
 }
@@ -204,10 +215,7 @@ impl Writer<'_> {
 
     /// Whether rows have the same form.
     pub(crate) fn is_like(&self, x: &Activations) -> bool {
-        let has_planes = !x.planes.is_empty();
-        x.cols == self.cols
-            && has_planes == self.planes.is_some()
-            && x.transposed == self.transposed
+        x.cols == self.cols && x.forms == self.forms && x.transposed == self.transposed
     }
 
     /// Copies row `from` of activations of the same form into place `to`.
@@ -230,9 +238,11 @@ impl Writer<'_> {
             row(&x.scale, from, self.scale, to, b);
             row(&x.sum, from, self.sum, to, b);
             row(&x.integer_sum, from, self.integer_sum, to, b);
-            if let Some((planes, paired)) = self.planes {
-                row(&x.planes, from, planes, to, 2 * v);
-                row(&x.paired, from, paired, to, 2 * v);
+            if self.forms.natural {
+                row(&x.planes, from, self.planes, to, 2 * v);
+            }
+            if self.forms.paired {
+                row(&x.paired, from, self.paired, to, 2 * v);
             }
         }
     }
@@ -241,7 +251,7 @@ impl Writer<'_> {
     ///
     /// # Safety
     /// Nobody else reads or writes that row meanwhile.
-    pub(crate) unsafe fn fill(&self, isa: Isa, row: usize, x: &[f32], forms: Forms) {
+    pub(crate) unsafe fn fill(&self, isa: Isa, row: usize, x: &[f32]) {
         assert!(x.len() == self.cols && row < self.rows);
         let (b, v) = (self.blocks, self.blocks * BLOCK);
         // SAFETY: the buffers hold `rows` rows of these lengths, and this one is ours.
@@ -251,19 +261,17 @@ impl Writer<'_> {
             let sum = std::slice::from_raw_parts_mut(self.sum.add(row * b), b);
             let integers = std::slice::from_raw_parts_mut(self.integer_sum.add(row * b), b);
             quantise_row(isa, x, values, scale, sum, integers);
-            if let Some((planes, paired)) = self.planes {
-                let part =
-                    |start: *mut i8| std::slice::from_raw_parts_mut(start.add(row * 2 * v), 2 * v);
-                if forms.natural {
-                    // Nobody reads what is past the vector that a narrow row ends in.
-                    let used = if self.cols < CHUNK { self.cols.next_multiple_of(64) } else { v };
-                    split_planes(isa, &values[..used], part(planes));
-                }
-                match (forms.paired, self.transposed) {
-                    (false, _) => {}
-                    (true, true) => split_transposed(isa, self.cols, values, part(paired)),
-                    (true, false) => split_paired(isa, values, part(paired)),
-                }
+            let part =
+                |start: *mut i8| std::slice::from_raw_parts_mut(start.add(row * 2 * v), 2 * v);
+            if self.forms.natural {
+                // What is past the vector that a narrow row ends in meets codes that are zero.
+                let used = if self.cols < CHUNK { self.cols.next_multiple_of(64) } else { v };
+                split_planes(isa, &values[..used], part(self.planes));
+            }
+            match (self.forms.paired, self.transposed) {
+                (false, _) => {}
+                (true, true) => split_transposed(isa, self.cols, values, part(self.paired)),
+                (true, false) => split_paired(isa, values, part(self.paired)),
             }
         }
     }
@@ -432,11 +440,11 @@ mod tests {
     fn values_are_close_and_planes_agree() {
         let x: Vec<f32> = (0..700).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.37).collect();
         let mut a = Activations::default();
-        a.resize(Isa::Avx512, 1, x.len(), true);
-        a.fill(Isa::Scalar, 0, &x, Forms::ALL);
+        a.resize(Isa::Avx512, 1, x.len(), Forms::ALL);
+        a.fill(Isa::Scalar, 0, &x);
         let mut two = Activations::default();
-        two.resize(Isa::Avx512, 2, x.len(), true);
-        two.fill(Isa::Scalar, 0, &x, Forms::ALL);
+        two.resize(Isa::Avx512, 2, x.len(), Forms::ALL);
+        two.fill(Isa::Scalar, 0, &x);
         assert_eq!(a.blocks, 32);
         for (i, &want) in x.iter().enumerate() {
             let got = a.values[i] as f32 * a.scale[i / BLOCK];
@@ -471,8 +479,8 @@ mod tests {
                 }
                 let [want, got] = [Isa::Scalar, isa].map(|isa| {
                     let mut a = Activations::default();
-                    a.resize(isa, 1, cols, true);
-                    a.fill(isa, 0, &x, Forms::ALL);
+                    a.resize(isa, 1, cols, Forms::ALL);
+                    a.fill(isa, 0, &x);
                     let floats = [a.row_scale(0), a.row_sum(0)].concat();
                     let bits: Vec<u32> = floats.into_iter().map(f32::to_bits).collect();
                     (a.values, bits, a.integer_sum)
@@ -485,12 +493,12 @@ mod tests {
     #[test]
     fn odd_numbers_do_not_panic() {
         let mut a = Activations::default();
-        a.resize(Isa::Scalar, 1, 64, false);
+        a.resize(Isa::Scalar, 1, 64, Forms::NONE);
         for v in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-45, f32::MAX, 0.0] {
             let mut x = [1.0; 64];
             x[5] = v;
-            a.fill(Isa::Scalar, 0, &x, Forms::ALL);
-            a.fill(machine::cpu::isa(), 0, &x, Forms::ALL);
+            a.fill(Isa::Scalar, 0, &x);
+            a.fill(machine::cpu::isa(), 0, &x);
         }
     }
 }

@@ -26,10 +26,10 @@ fn check(unit: Unit, isa: Isa) {
         ] {
             let w = random_weight(rows, cols, encoding, random.next());
             let mut a = Activations::default();
-            a.resize(isa, x_rows, cols, true);
+            a.resize(isa, x_rows, cols, Forms::ALL);
             for r in 0..x_rows {
                 let x: Vec<f32> = (0..cols).map(|_| random.float()).collect();
-                a.fill(isa, r, &x, Forms::ALL);
+                a.fill(isa, r, &x);
             }
             let order = Order::of(packing(encoding).0);
             let outputs: Vec<u32> = (0..x_rows as u32).rev().collect();

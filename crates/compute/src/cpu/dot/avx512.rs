@@ -136,6 +136,7 @@ unsafe fn dot<const N: usize, const CODES: u8, const KIND: u8, const GROUP: usiz
     let (chunk_bytes, scale_bytes) = (row.chunk_bytes(), CHUNK / GROUP * row.scale_size());
     let bytes_of = |n: usize| inputs[n] as usize * x.blocks * BLOCK * 2;
     let transposed = x.transposed;
+    debug_assert!(if CODES == NIBBLES { x.forms.paired } else { x.forms.natural });
     let planes: &[i8] = if CODES == NIBBLES { &x.paired } else { &x.planes };
     // Everything that is read below is checked here, once for each input row.
     let x_planes: [*const i8; N] =

@@ -125,7 +125,7 @@ pub(crate) fn packing(encoding: Encoding) -> (Codes, ScaleKind, usize) {
 
 /// In which orders the row kernels of these weights read activations.
 pub(crate) fn forms<'a>(weights: impl IntoIterator<Item = &'a Matrix<'a>>) -> Forms {
-    let mut forms = Forms { natural: false, paired: false };
+    let mut forms = Forms::NONE;
     for w in weights.into_iter().filter(|w| w.encoding.is_integer()) {
         match packing(w.encoding).0 {
             Codes::Nibbles | Codes::Fp4 => forms.paired = true,

@@ -128,11 +128,11 @@ fn quantised(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Activations {
     let mut a = Activations::default();
     // As they are after wider rows.
     let before: Vec<f32> = (0..w.cols().next_multiple_of(512)).map(|i| i as f32 - 77.5).collect();
-    a.resize(isa, x_rows, before.len(), true);
-    (0..x_rows).for_each(|row| a.fill(isa, row, &before, Forms::ALL));
-    a.resize(isa, x_rows, w.cols(), true);
+    a.resize(isa, x_rows, before.len(), Forms::ALL);
+    (0..x_rows).for_each(|row| a.fill(isa, row, &before));
+    a.resize(isa, x_rows, w.cols(), forms([&w.view()]));
     for r in 0..x_rows {
-        a.fill(isa, r, &x[r * w.cols()..][..w.cols()], forms([&w.view()]));
+        a.fill(isa, r, &x[r * w.cols()..][..w.cols()]);
     }
     a
 }

@@ -15,7 +15,7 @@ use super::super::activation;
 use super::super::dense;
 use super::super::dot::{self, Rows, Target};
 use super::super::matmul::{SharedMut, multiply_in_task, uses_tiles};
-use super::super::quantise::Activations;
+use super::super::quantise::{Activations, Forms};
 use super::{Call, Job};
 use crate::bank::{Bias, Expert};
 use crate::step::Activation;
@@ -221,10 +221,10 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
         // SAFETY: every slot belongs to one job.
         unsafe {
             if down.encoding.is_integer() {
-                buffers.activations.resize(isa, count, width, !tiles);
-                let forms = dot::forms([&down]);
+                let forms = if tiles { Forms::NONE } else { dot::forms([&down]) };
+                buffers.activations.resize(isa, count, width, forms);
                 for i in 0..count {
-                    buffers.activations.fill(isa, i, &buffers.hidden[i * width..][..width], forms);
+                    buffers.activations.fill(isa, i, &buffers.hidden[i * width..][..width]);
                 }
                 #[cfg(target_arch = "x86_64")]
                 if tiles {

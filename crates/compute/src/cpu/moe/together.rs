@@ -61,7 +61,7 @@ impl Room {
         self.x.resize(rows * hidden, 0.0);
         self.ids.resize(rows * k, 0);
         self.slots.resize(rows * k * hidden, 0.0);
-        self.activations.resize(isa, rows, hidden, true);
+        self.activations.resize(isa, rows, hidden, Forms::ALL);
         self.shares.reset(members);
         // SAFETY: nothing of the room is resized before the members have left it.
         let writer = unsafe { self.activations.writer().detached() };
@@ -96,19 +96,19 @@ pub(crate) fn run(
         (room.prepare(round, isa, sizes, k, hidden), &*room)
     };
     let own_rows = &mut scratch.activations;
-    own_rows.resize(isa, rows, hidden, true);
+    own_rows.resize(isa, rows, hidden, Forms::ALL);
     // SAFETY: each member writes its own rows, and looks at those of others when all have.
     unsafe {
         std::slice::from_raw_parts_mut(table.x.at(first * hidden), x.len()).copy_from_slice(x);
         std::slice::from_raw_parts_mut(table.ids.at(first * k), routing.ids.len())
             .copy_from_slice(&routing.ids);
         for (row, x) in x.chunks_exact(hidden).enumerate() {
-            own_rows.fill(isa, row, x, Forms::ALL);
+            own_rows.fill(isa, row, x);
             // A row alone may have another form than several.
             if table.writer.is_like(own_rows) {
                 table.writer.copy(own_rows, row, first + row);
             } else {
-                table.writer.fill(isa, first + row, x, Forms::ALL);
+                table.writer.fill(isa, first + row, x);
             }
         }
     }

@@ -37,7 +37,7 @@ pub(super) fn quantise_fours(
     blocks
 }
 
-/// Says that a row of one chunk has no more blocks. Their values stay as they are: no weight has codes and scales there.
+/// Says that a row of one chunk has no more blocks: they have no scale and no sum. Their values stay as they are.
 #[target_feature(enable = "avx512f")]
 pub(super) fn end_after(
     blocks: usize,

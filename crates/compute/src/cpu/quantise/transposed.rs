@@ -4,8 +4,7 @@ use machine::cpu::Isa;
 
 use super::{BLOCK, CHUNK, split};
 
-/// Splits whole chunks of values. What is past the part of 128 columns that the row ends in may keep any bytes: weights have
-/// no codes or no scales there.
+/// Splits whole chunks of values. What is past the part of 128 columns that the row ends in keeps any bytes: it has no scale.
 pub(super) fn split_transposed(isa: Isa, cols: usize, values: &[i16], out: &mut [i8]) {
     assert!(values.len().is_multiple_of(CHUNK) && out.len() == 2 * values.len());
     #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,7 @@
 //! mxfp4: the kernels of decoding and of verification, as for affine nibbles.
 //!
 //! One activation row is multiplied with two weight rows at a time, several with one whose chunk is unpacked once. The
-//! last chunk of a row goes on into the next row: activations are padded with zeros that have no scale, so
+//! last chunk of a row goes on into the next row: padding of activations has no scale, so
 //! what stands there adds nothing. Only where there is no next row it is copied and padded.
 
 use std::arch::x86_64::*;
@@ -128,6 +128,7 @@ struct Planes {
 
 impl Planes {
     fn of(x: &Activations, row: usize) -> Planes {
+        debug_assert!(x.forms.paired);
         let bytes = x.blocks * BLOCK * 2;
         Planes {
             planes: x.paired[row * bytes..][..bytes].as_ptr(),

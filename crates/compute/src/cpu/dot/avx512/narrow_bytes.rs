@@ -38,6 +38,7 @@ pub(super) unsafe fn narrow_bytes<const KIND: u8, const GROUP: usize>(
 ) {
     let bytes = x.blocks * BLOCK * 2;
     assert!(w.cols <= MOST_COLS && bytes == 2 * CHUNK);
+    debug_assert!(x.forms.natural);
     for (i, index) in range.enumerate() {
         let row = Row::new(w, index);
         // SAFETY: masks leave out what is not there; a row of activations is a whole chunk, just checked.

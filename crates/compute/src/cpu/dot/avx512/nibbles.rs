@@ -103,6 +103,7 @@ struct Planes {
 
 impl Planes {
     fn of(x: &Activations, row: usize) -> Planes {
+        debug_assert!(x.forms.paired);
         let bytes = x.blocks * BLOCK * 2;
         Planes {
             planes: x.paired[row * bytes..][..bytes].as_ptr(),
