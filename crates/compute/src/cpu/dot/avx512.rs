@@ -240,7 +240,7 @@ unsafe fn bytes<const N: usize>(codes: *const u8, x: [*const i8; N]) -> [__m512i
 /// Sums of the four values in each 128-bit lane: lane b of part p ends at position 4b + p.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose_sum(d: [__m512i; 4]) -> __m512i {
+pub(crate) fn transpose_sum(d: [__m512i; 4]) -> __m512i {
     let a = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
     let b = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
     _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
@@ -254,13 +254,19 @@ fn transpose_sum(d: [__m512i; 4]) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn expand<const KIND: u8, const GROUP: usize, const PARTS: usize>(at: *const u8) -> __m512 {
     // SAFETY: the caller's promise.
-    let compact = unsafe { load_scales::<KIND>(at, PARTS * PART / GROUP) };
-    let spread = match GROUP {
-        32 => return compact,
+    spread::<GROUP>(unsafe { load_scales::<KIND>(at, PARTS * PART / GROUP) })
+}
+
+/// Scales of groups as those of their blocks.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn spread<const GROUP: usize>(scales: __m512) -> __m512 {
+    let blocks = match GROUP {
+        32 => return scales,
         64 => _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
         _ => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
     };
-    _mm512_permutexvar_ps(spread, compact)
+    _mm512_permutexvar_ps(blocks, scales)
 }
 
 /// The next scales as floats, up to sixteen of them.

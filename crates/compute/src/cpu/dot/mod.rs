@@ -24,7 +24,7 @@ use super::quantise::{Activations, CHUNK, Forms, LANE_BLOCKS};
 use crate::weight::{Encoding, Float, Matrix};
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::expand_chunk as expand_avx512;
+pub(crate) use avx512::{expand_chunk as expand_avx512, transpose_sum};
 pub(crate) use unpack::{FP4_CODES, FP4_ZERO, unpack_codes};
 
 /// How the codes of a chunk are packed.

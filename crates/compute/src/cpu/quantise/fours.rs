@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::dot::transpose_sum;
 use super::{BLOCK, LANE_BLOCKS, LARGEST, MAGIC, MOST};
 
 /// Blocks that go together.
@@ -125,10 +126,8 @@ fn largest_of_each([a, b, c, d]: [__m512; FOUR]) -> __m128 {
 /// The sum of each vector.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
-fn sum_of_each([a, b, c, d]: [__m512i; FOUR]) -> __m128i {
-    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-    let fours = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+fn sum_of_each(vectors: [__m512i; FOUR]) -> __m128i {
+    let fours = transpose_sum(vectors);
     let twos = _mm512_add_epi32(fours, _mm512_shuffle_i32x4::<0b01_00_11_10>(fours, fours));
     let ones = _mm512_add_epi32(twos, _mm512_shuffle_i32x4::<0b10_11_00_01>(twos, twos));
     _mm512_castsi512_si128(ones)

@@ -4,9 +4,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, load_scales, transpose_sum};
+use super::nibbles::Planes;
+use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, load_scales, spread, transpose_sum};
 use crate::cpu::dot::{Row, Rows, Target};
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK};
+use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Columns at most.
@@ -15,14 +16,6 @@ pub(super) const MOST_COLS: usize = CHUNK / 2;
 const PIECES: usize = MOST_COLS / 64;
 /// Blocks of that many columns.
 const BLOCKS: usize = MOST_COLS / BLOCK;
-
-/// Where a row of quantised activations lies.
-#[derive(Clone, Copy)]
-struct Bytes {
-    planes: *const i8,
-    scale: *const f32,
-    sum: *const f32,
-}
 
 /// Products of weight rows with activation rows.
 ///
@@ -36,8 +29,7 @@ pub(super) unsafe fn narrow_bytes<const KIND: u8, const GROUP: usize>(
     rows: Rows<'_>,
     out: Target,
 ) {
-    let bytes = x.blocks * BLOCK * 2;
-    assert!(w.cols <= MOST_COLS && bytes == 2 * CHUNK);
+    assert!(w.cols <= MOST_COLS && x.blocks == LANE_BLOCKS);
     debug_assert!(x.forms.natural);
     for (i, index) in range.enumerate() {
         let row = Row::new(w, index);
@@ -46,14 +38,7 @@ pub(super) unsafe fn narrow_bytes<const KIND: u8, const GROUP: usize>(
             let weights = Weights::load::<KIND, GROUP>(&row);
             let mut done = 0;
             while done < rows.inputs.len() {
-                let place = |n: usize| {
-                    let input = rows.inputs[done + n] as usize;
-                    Bytes {
-                        planes: x.planes[input * bytes..][..bytes].as_ptr(),
-                        scale: x.row_scale(input).as_ptr(),
-                        sum: x.row_sum(input).as_ptr(),
-                    }
-                };
+                let place = |n: usize| Planes::among(&x.planes, x, rows.inputs[done + n] as usize);
                 if rows.inputs.len() - done >= 4 {
                     let results = products(&weights, [place(0), place(1), place(2), place(3)]);
                     for (n, result) in results.into_iter().enumerate() {
@@ -97,19 +82,14 @@ impl Weights {
                 codes[piece] = _mm512_maskz_loadu_epi8(mask, at.cast());
             }
         }
-        let spread = match GROUP {
-            32 => _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0),
-            64 => _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0),
-            _ => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
-        };
         let mut scales = [_mm256_setzero_ps(); 2];
         for (to, from) in scales.iter_mut().zip([row.scales, row.biases]) {
             // SAFETY: so many scales are there; prefetching is harmless.
             unsafe {
                 let ahead = from.as_ptr().wrapping_add(SCALE_PREFETCH_BYTES);
                 _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                let all = load_scales::<KIND>(from.as_ptr(), groups);
-                *to = _mm512_castps512_ps256(_mm512_permutexvar_ps(spread, all));
+                let all = spread::<GROUP>(load_scales::<KIND>(from.as_ptr(), groups));
+                *to = _mm512_castps512_ps256(all);
             }
         }
         Weights { codes, scale: scales[0], bias: scales[1] }
@@ -122,7 +102,7 @@ impl Weights {
 /// Behind each of `x` is a chunk.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-unsafe fn products<const N: usize>(weights: &Weights, x: [Bytes; N]) -> [f32; N] {
+unsafe fn products<const N: usize>(weights: &Weights, x: [Planes; N]) -> [f32; N] {
     let mut d = [[_mm512_setzero_si512(); PIECES]; N];
     let mut results = [0.0; N];
     // SAFETY: the caller's promise.
@@ -138,15 +118,15 @@ unsafe fn products<const N: usize>(weights: &Weights, x: [Bytes; N]) -> [f32; N]
             }
         }
         // Piece p has blocks 2p (128-bit lanes 0 and 1) and 2p + 1 (lanes 2 and 3): halves of block 2p are at p and 4 + p.
-        let halves = [
-            _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0),
-            _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0),
-        ];
+        let first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
+        let second = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
         for n in 0..N {
             let sums = transpose_sum(d[n]);
-            let [first, second] =
-                halves.map(|half| _mm512_castsi512_si256(_mm512_permutexvar_epi32(half, sums)));
-            let integers = _mm256_cvtepi32_ps(_mm256_add_epi32(first, second));
+            let blocks = _mm512_add_epi32(
+                _mm512_permutexvar_epi32(first, sums),
+                _mm512_permutexvar_epi32(second, sums),
+            );
+            let integers = _mm256_cvtepi32_ps(_mm512_castsi512_si256(blocks));
             let scale = _mm256_mul_ps(weights.scale, _mm256_loadu_ps(x[n].scale));
             let product = _mm256_mul_ps(integers, scale);
             let acc = _mm256_fmadd_ps(weights.bias, _mm256_loadu_ps(x[n].sum), product);

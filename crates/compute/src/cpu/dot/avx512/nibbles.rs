@@ -95,18 +95,23 @@ fn together(range: &Range<usize>, part: usize, index: usize) -> [usize; TOGETHER
 
 /// Where a row of quantised activations lies.
 #[derive(Clone, Copy)]
-struct Planes {
-    planes: *const i8,
-    scale: *const f32,
-    sum: *const f32,
+pub(super) struct Planes {
+    pub(super) planes: *const i8,
+    pub(super) scale: *const f32,
+    pub(super) sum: *const f32,
 }
 
 impl Planes {
     fn of(x: &Activations, row: usize) -> Planes {
         debug_assert!(x.forms.paired);
+        Planes::among(&x.paired, x, row)
+    }
+
+    /// The row with its bytes in one of the orders of `x`.
+    pub(super) fn among(planes: &[i8], x: &Activations, row: usize) -> Planes {
         let bytes = x.blocks * BLOCK * 2;
         Planes {
-            planes: x.paired[row * bytes..][..bytes].as_ptr(),
+            planes: planes[row * bytes..][..bytes].as_ptr(),
             scale: x.row_scale(row).as_ptr(),
             sum: x.row_sum(row).as_ptr(),
         }
