@@ -34,12 +34,12 @@ fn main() -> ExitCode {
     let console = Console::new(false);
     let typed = match args::command().try_get_matches() {
         Ok(typed) => typed,
-        Err(error) => return report::bad_usage(&error, console),
+        Err(error) => return report::bad_usage(error, console),
     };
     let run = || -> Result<ExitCode> {
         let (matches, overlay) = match lay_settings_under(typed)? {
             Ok(laid) => laid,
-            Err(error) => return Ok(report::bad_usage(&error, console)),
+            Err(error) => return Ok(report::bad_usage(error, console)),
         };
         let cli = Cli::from_arg_matches(&matches)?;
         let console = Console::new(cli.global.no_progress);

@@ -6,6 +6,8 @@ use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
 use crate::console::{Console, Tone, is_broken_pipe};
 
 /// A failure with advice that belongs to it.
@@ -77,11 +79,21 @@ pub(crate) fn failure(error: &anyhow::Error, console: Console) -> ExitCode {
 }
 
 /// Says what clap found wrong, in our words for advice, and gives the exit code.
-pub(crate) fn bad_usage(error: &clap::Error, console: Console) -> ExitCode {
+pub(crate) fn bad_usage(mut error: clap::Error, console: Console) -> ExitCode {
     if !error.use_stderr() {
         // Help and version were asked for; a closed pipe is as good as a reader.
         let _ = error.print();
         return ExitCode::SUCCESS;
+    }
+    // What other tools call it, where a command has one.
+    let has_model = error.get(ContextKind::Usage).is_some_and(|u| u.to_string().contains("MODEL"));
+    if error.kind() == ErrorKind::UnknownArgument
+        && has_model
+        && let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
+        && matches!(flag.as_str(), "--model" | "-m")
+    {
+        let hint = "the model is no option: its name comes first, right after the command".into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint]));
     }
     let rendered = error.render();
     let (plain, coloured) = (rendered.to_string(), rendered.ansi().to_string());

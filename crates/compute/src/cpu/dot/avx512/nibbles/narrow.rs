@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::{Layout, Planes, SCALE_PREFETCH_BYTES, expand, load_scales, transpose, unpack};
-use crate::cpu::dot::avx512::{PART, PREFETCH_BYTES};
+use crate::cpu::dot::avx512::PART;
 use crate::cpu::dot::{Rows, Target};
 use crate::cpu::quantise::{Activations, BLOCK, CHUNK};
 use crate::weight::Matrix;
@@ -18,6 +18,8 @@ const TOGETHER: usize = 16;
 const FOURS: usize = TOGETHER / 4;
 /// Activation rows that codes are unpacked for at most.
 const MOST: usize = 16;
+/// How far ahead codes are fetched. Farther would drive activations out of a first-level cache of 32 KiB.
+const CODES_AHEAD: usize = 4096;
 /// Bytes of a weight up to which the next one is fetched while it is multiplied. It begins where this one ends: that is so
 /// of an expert's matrices, and of experts that come in order.
 const SMALL_WEIGHT: usize = 32 << 10;
@@ -30,12 +32,15 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn of(w: &Matrix<'_>) -> Ahead {
+    /// From a place in the codes.
+    fn of(w: &Matrix<'_>, at: usize) -> Ahead {
         let bytes = w.bytes();
-        if bytes <= SMALL_WEIGHT {
-            return Ahead { codes: bytes, scales: bytes };
+        if bytes > SMALL_WEIGHT {
+            return Ahead { codes: CODES_AHEAD, scales: SCALE_PREFETCH_BYTES };
         }
-        Ahead { codes: PREFETCH_BYTES, scales: SCALE_PREFETCH_BYTES }
+        let is_past_codes = at + CODES_AHEAD >= w.codes.len();
+        let others = if is_past_codes { bytes - w.codes.len() } else { 0 };
+        Ahead { codes: CODES_AHEAD + others, scales: bytes }
     }
 }
 
@@ -57,7 +62,6 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
     out: Target,
 ) {
     let Layout { row_bytes, scale_bytes, .. } = Layout::check(w, &range, GROUP);
-    let ahead = Ahead::of(w);
     for (inputs, outputs) in rows.inputs.chunks(MOST).zip(rows.outputs.chunks(MOST)) {
         let mut planes = [Planes::of(x, inputs[0] as usize); MOST];
         for (planes, &input) in planes.iter_mut().zip(inputs) {
@@ -73,6 +77,7 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
                 let row = range.start + first;
                 let from = [(w.codes, row_bytes), (w.scales, scale_bytes), (w.biases, scale_bytes)]
                     .map(|(bytes, of_row)| bytes.as_ptr().add(row * of_row));
+                let ahead = Ahead::of(w, row * row_bytes);
                 sixteen::<PARTS, KIND, GROUP>(from, ahead, x, sums);
                 for (sums, &output) in sums.iter().zip(outputs) {
                     let sums = sums_of_fours(sums.assume_init());
@@ -90,6 +95,7 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
                 }
                 let [codes, scales, biases] = &copies;
                 let from = [codes.as_ptr(), scales.as_ptr(), biases.as_ptr()];
+                let ahead = Ahead::of(w, (range.start + whole) * row_bytes);
                 sixteen::<PARTS, KIND, GROUP>(from, ahead, x, sums);
                 let mask = ((1u32 << (range.len() - whole)) - 1) as u16;
                 for (sums, &output) in sums.iter().zip(outputs) {
