@@ -12,7 +12,10 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
     );
     for flag in ["--model", "-m"] {
         let stderr = home.run(&["run", flag, "pebble", "hi"]).bad(2);
-        assert_has(&stderr, &["unexpected argument", "hint: the model is no option", "comes first"]);
+        assert_has(
+            &stderr,
+            &["unexpected argument", "hint: the model is no option", "comes first"],
+        );
     }
     let stderr = home.run(&["completions", "--model", "pebble"]).bad(2);
     assert!(!stderr.contains("the model is no option"), "{stderr}");
