@@ -10,7 +10,7 @@
 use compute::memory::BLOCK;
 use state::{Sequence, Worth, common_prefix};
 
-use crate::engine::{Engine, expect, is_worth_sharing, shared};
+use crate::engine::{Engine, expect, is_worth_sharing, shared, worth_of_turn};
 use crate::job::{Active, Hold, Job};
 use crate::speculation::Draft;
 use crate::{Event, FinishReason, Options};
@@ -189,10 +189,8 @@ impl Engine {
         if self.is_rewindable || !self.keeps_entries {
             return Vec::new();
         }
-        // What is soon read again does not drive out what is not.
-        let worth = |len: usize| if len < BLOCK { Worth::Spaced } else { Worth::Turn };
         let mut stops: Vec<(usize, Worth)> =
-            job.hints.iter().map(|&len| (len, worth(len))).collect();
+            job.hints.iter().map(|&len| (len, worth_of_turn(len))).collect();
         // A hint near the end serves better: the same prompt can begin there again.
         let has_hint = job.hints.last().is_some_and(|&len| len + BLOCK >= job.prompt_len);
         if !has_hint && job.prompt_len >= BLOCK {
@@ -266,7 +264,8 @@ impl Engine {
         };
         let Active { job, sequence, .. } = self.release(index);
         if keep {
-            self.cache.insert(&job.tokens[..sequence.len()], sequence, Worth::Turn);
+            let worth = worth_of_turn(sequence.len());
+            self.cache.insert(&job.tokens[..sequence.len()], sequence, worth);
         }
         self.aside.push(job);
         true

@@ -448,7 +448,8 @@ impl Engine {
             drafter.catch_up(&mut self.runner, &mut self.active[index]);
         }
         let Active { job, sequence, .. } = self.release(index);
-        self.cache.insert(&job.tokens[..sequence.len()], sequence, Worth::Turn);
+        let worth = worth_of_turn(sequence.len());
+        self.cache.insert(&job.tokens[..sequence.len()], sequence, worth);
         events.push(Event::Finished { id: job.id, reason, usage: job.usage });
     }
 
@@ -480,6 +481,11 @@ impl Engine {
 pub(crate) fn shared(active: &Active, job: &Job, is_rewindable: bool) -> usize {
     let shared = common_prefix(&active.job.tokens, &job.tokens).min(job.most_cached());
     if is_rewindable { shared } else { shared / BLOCK * BLOCK }
+}
+
+/// What the end of a turn is worth: what is soon read again does not drive out what is not.
+pub(crate) fn worth_of_turn(len: usize) -> Worth {
+    if len < BLOCK { Worth::Spaced } else { Worth::Turn }
 }
 
 /// Whether sharing so much is worth waiting for.

@@ -372,6 +372,22 @@ fn a_question_of_one_line_is_remembered() {
 }
 
 #[test]
+fn questions_of_one_line_do_not_drive_out_a_conversation() {
+    for model in [PEBBLE, HYBRID] {
+        let mut world = World::new(model, &Options { checkpoints: 4, ..options() });
+        let turn = tokens(1, 300);
+        world.serve(&greedy(turn.clone(), 4));
+        for seed in 2..8 {
+            world.serve(&Request { checkpoints: vec![16], ..greedy(tokens(seed, 23), 4) });
+        }
+        let second = greedy(join(&[&turn, &tokens(99, 20)]), 4);
+        let (answer, usage) = world.serve(&second);
+        assert_eq!(usage.cached_tokens, 300, "{model}");
+        assert_eq!(answer, world.alone(&second), "{model}");
+    }
+}
+
+#[test]
 fn the_third_request_begins_where_the_second_left_the_first() {
     for model in [PEBBLE, HYBRID] {
         let mut world = World::new(model, &options());
