@@ -171,21 +171,31 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
             }
             let mut n = 0;
             while n < x.len() {
+                let to = &mut sums[n..];
                 n += match x.len() - n {
-                    1 => put_all(&mut sums[n..], half, part, products(&weights, [x[n]], part)),
+                    1 => put_all(room(to), half, part, products(&weights, [x[n]], part)),
                     // One alone would wait for itself.
                     3 => {
                         let three = [x[n], x[n + 1], x[n + 2]];
-                        put_all(&mut sums[n..], half, part, products(&weights, three, part))
+                        put_all(room(to), half, part, products(&weights, three, part))
                     }
                     _ => {
                         let two = [x[n], x[n + 1]];
-                        put_all(&mut sums[n..], half, part, products(&weights, two, part))
+                        put_all(room(to), half, part, products(&weights, two, part))
                     }
                 };
             }
         }
     }
+}
+
+/// The first sums, taken before there are any: where a check lies between loading blocks and using them, the compiler repeats
+/// them by shuffles, on a port that products need, instead of as it loads them.
+#[inline]
+fn room<const N: usize>(
+    sums: &mut [MaybeUninit<[__m512; FOURS]>],
+) -> &mut [MaybeUninit<[__m512; FOURS]>; N] {
+    sums.first_chunk_mut().expect("there are sums for every row")
 }
 
 /// Keeps the products of the first part, and adds those of the next. Of how many rows they are.
@@ -195,12 +205,12 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn put_all<const N: usize>(
-    sums: &mut [MaybeUninit<[__m512; FOURS]>],
+    sums: &mut [MaybeUninit<[__m512; FOURS]>; N],
     half: usize,
     part: usize,
     products: [[__m512; 2]; N],
 ) -> usize {
-    for (sums, products) in sums[..N].iter_mut().zip(products) {
+    for (sums, products) in sums.iter_mut().zip(products) {
         let sums: *mut __m512 = sums.as_mut_ptr().cast();
         for four in 0..2 {
             // SAFETY: one of the fours; the caller's promise.
