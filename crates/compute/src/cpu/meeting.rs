@@ -5,7 +5,7 @@
 //! where an expert is to be read once for all rows that want it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::pool::{Counter, PATIENCE};
 
@@ -18,7 +18,7 @@ pub(crate) struct Meeting<R> {
     /// Whether somebody has left, and whether in a panic.
     has_left: AtomicBool,
     is_broken: AtomicBool,
-    rooms: [Mutex<R>; 2],
+    rooms: [RwLock<R>; 2],
 }
 
 /// A thread's place in a meeting.
@@ -72,11 +72,16 @@ impl<R> Meeting<R> {
 }
 
 impl<R> Seat<R> {
-    /// The room of the next round. Everybody takes as many rounds, and waits twice in each.
-    pub(crate) fn next_room(&mut self) -> (usize, MutexGuard<'_, R>) {
+    /// The room of the next round, to prepare it. Everybody takes as many rounds, and waits twice in each.
+    pub(crate) fn next_room(&mut self) -> (usize, RwLockWriteGuard<'_, R>) {
         self.round += 1;
         let room = &self.meeting.rooms[self.round % 2];
-        (self.round, room.lock().unwrap_or_else(PoisonError::into_inner))
+        (self.round, room.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The room of this round, to look at what all have left there; until the next round.
+    pub(crate) fn room(&self) -> RwLockReadGuard<'_, R> {
+        self.meeting.rooms[self.round % 2].read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says that this member is there; it may do other things before it waits for all.
@@ -190,11 +195,9 @@ mod tests {
                                     room.shares.reset(members);
                                 }
                                 room.marks[me] = 1 + step + turn + me;
-                                let at: *const Board = &*room;
                                 drop(room);
                                 seat.wait(seat.arrive());
-                                // SAFETY: nobody changes it until all have waited again.
-                                let board = unsafe { &*at };
+                                let board = seat.room();
                                 let want: Vec<usize> =
                                     (0..members).map(|me| 1 + step + turn + me).collect();
                                 assert_eq!(board.marks, want);

@@ -91,9 +91,9 @@ pub(crate) fn run(
     let (me, first, all) = (seat.me, seat.first_row, seat.all_rows);
     assert_eq!(rows, seat.rows, "a part of a step with other rows than it said");
     let sizes = [all, seat.members];
-    let (table, room): (Table, *const Room) = {
+    let table = {
         let (round, mut room) = seat.next_room();
-        (room.prepare(round, isa, sizes, k, hidden), &*room)
+        room.prepare(round, isa, sizes, k, hidden)
     };
     let own_rows = &mut scratch.activations;
     own_rows.resize(isa, rows, hidden, Forms::ALL);
@@ -122,8 +122,9 @@ pub(crate) fn run(
         whole_expert(&Call { isa, activation, x, rows, k, target }, &job, own_rows);
     }
     seat.wait(arrival);
-    // SAFETY: the meeting holds it, and until all have waited again it is only read, but for the slots.
-    let Room { x, activations, ids, shares, .. } = unsafe { &*room };
+    // Until all have waited again it is only read, but for the slots.
+    let room = seat.room();
+    let Room { x, activations, ids, shares, .. } = &*room;
     group(scratch, ids, k);
     if me == 0 {
         let (tally, wanted) = (bank.tally(), &scratch.wanted);
