@@ -85,23 +85,42 @@ pub(crate) fn bad_usage(mut error: clap::Error, console: Console) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    // What other tools call it, where a command has one.
-    let has_model = error.get(ContextKind::Usage).is_some_and(|u| u.to_string().contains("MODEL"));
-    if error.kind() == ErrorKind::UnknownArgument
-        && has_model
-        && let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
-        && matches!(flag.as_str(), "--model" | "-m")
-    {
-        let hint = "the model is no option: its name comes first, right after the command".into();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint]));
-    }
+    advise_on_unknown(&mut error);
     let rendered = error.render();
     let (plain, coloured) = (rendered.to_string(), rendered.ansi().to_string());
-    let text = if console.paint(Tone::Error, "").is_empty() { plain } else { coloured };
-    let _ = std::io::stderr().write_all(
-        text.replace("tip:", "hint:").replace("For more information, try", "hint: try").as_bytes(),
-    );
+    let mut text = if console.paint(Tone::Error, "").is_empty() { plain } else { coloured };
+    for (clap, ours) in WORDS {
+        text = text.replace(clap, ours);
+    }
+    let _ = std::io::stderr().write_all(text.as_bytes());
     ExitCode::from(2)
+}
+
+/// What clap and the parsers of numbers call it, and what we do.
+const WORDS: [(&str, &str); 4] = [
+    ("tip:", "hint:"),
+    ("For more information, try", "hint: try"),
+    ("invalid digit found in string", "expected a whole number from 0"),
+    ("invalid float literal", "expected a number"),
+];
+
+/// Better advice than to pass an unknown option as a value: that the model is none, or nothing but to ask for help.
+fn advise_on_unknown(error: &mut clap::Error) {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
+    if error.kind() != ErrorKind::UnknownArgument || error.get(ContextKind::SuggestedArg).is_some()
+    {
+        return;
+    }
+    // A prompt may well begin with a dash, but not like this.
+    let is_option = flag.strip_prefix("--").is_some_and(|name| !name.contains(char::is_whitespace));
+    let is_model = flag == "-m" || flag.starts_with("--mod");
+    let has_model = error.get(ContextKind::Usage).is_some_and(|u| u.to_string().contains("MODEL"));
+    if is_model && has_model {
+        let hint = "the model is no option: its name comes first, right after the command".into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint]));
+    } else if is_option {
+        error.remove(ContextKind::Suggested);
+    }
 }
 
 /// Advice for every cause that has some.

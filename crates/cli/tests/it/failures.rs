@@ -10,7 +10,7 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
         &stderr,
         &["error: unexpected argument '--temprature'", "hint: ", "'--temperature'"],
     );
-    for flag in ["--model", "-m"] {
+    for flag in ["--model", "--modle", "-m"] {
         let stderr = home.run(&["run", flag, "pebble", "hi"]).bad(2);
         assert_has(
             &stderr,
@@ -19,6 +19,10 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
     }
     let stderr = home.run(&["completions", "--model", "pebble"]).bad(2);
     assert!(!stderr.contains("the model is no option"), "{stderr}");
+    let stderr = home.run(&["run", "hi", "--flash-attn"]).bad(2);
+    assert_has(&stderr, &["unexpected argument '--flash-attn'", "hint: try '--help'"]);
+    assert!(!stderr.contains("as a value"), "{stderr}");
+    assert_has(&home.run(&["run", "-5 + 3"]).bad(2), &["hint: to pass '-5", "use '-- -5"]);
     assert_has(
         &home.run(&["plann"]).bad(2),
         &["unrecognized subcommand 'plann'", "hint: ", "'plan'"],
@@ -29,6 +33,17 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
     );
     let stderr = home.run(&["run", "hi", "--temperature", "9"]).bad(2);
     assert_has(&stderr, &["error: temperature must be 0 to 2, got 9\n", "hint: "]);
+    for (option, value, expected) in [
+        ("--seed", "-1", "a whole number from 0"),
+        ("--max-tokens", "many", "a whole number from 1"),
+        ("--temperature", "hot", "a number"),
+    ] {
+        let stderr = home.run(&["run", "hi", &format!("{option}={value}")]).bad(2);
+        assert_has(
+            &stderr,
+            &[&format!("invalid value '{value}'"), &format!(": expected {expected}\n")],
+        );
+    }
     assert_has(&home.run(&["plan", "--memory", "lots"]).bad(2), &["`lots` is not a size"]);
     assert_has(&home.run(&["plan", "--isa", "mmx"]).bad(2), &["invalid value 'mmx'", "avx512"]);
 }
