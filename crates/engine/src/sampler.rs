@@ -11,12 +11,11 @@
 //! seed and position alone, weights are summed in f64 in a fixed order with an exponential of our own, so neither
 //! other requests nor the platform's mathematics library changes a token.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use compute::logits::{
-    RUN, STEPS, Spread, largest, least_weight, mass, tokens_of_step, tops, weight,
-};
+use compute::logits::{Runs, STEPS, Spread, least_weight};
 
 use crate::Mask;
 
@@ -208,21 +207,15 @@ pub struct Sampled {
 #[derive(Debug, Default)]
 pub struct Scratch {
     adjusted: Vec<f32>,
+    tops: Vec<f32>,
     draw: DrawScratch,
 }
 
 #[derive(Debug, Default)]
 struct DrawScratch {
-    ranks: RankScratch,
+    candidates: Vec<Candidate>,
     weights: Vec<f64>,
     spread: Spread,
-}
-
-#[derive(Debug, Default)]
-struct RankScratch {
-    candidates: Vec<Candidate>,
-    /// The best logit of each run.
-    tops: Vec<f32>,
 }
 
 /// Candidates that are ranked at first where any number may be wanted. Most draws fall among a few.
@@ -251,48 +244,64 @@ pub fn sample(
     if logits.is_empty() {
         return Err(SampleError::EmptyVocabulary);
     }
-    let Scratch { adjusted, draw: draw_scratch } = scratch;
-    let (adjusted, best) = if params.logit_bias.is_empty() && !params.penalises() && mask.is_none()
-    {
-        (logits, best_logit(logits)?)
+    let Scratch { adjusted, tops, draw: draw_scratch } = scratch;
+    let adjusted = if params.logit_bias.is_empty() && !params.penalises() && mask.is_none() {
+        logits
     } else {
         adjust(logits, history, params, adjusted)?;
         if let Some(mask) = mask {
             // A broken logit is seen below, unless the mask hides it.
-            best_logit(logits)?;
+            cut(logits, 0, tops)?;
             forbid(adjusted, mask)?;
         }
-        (adjusted.as_slice(), best_logit(adjusted)?)
+        adjusted.as_slice()
     };
-    let token = if params.temperature == 0.0 {
-        adjusted.iter().position(|&logit| logit == best).unwrap_or(0) as u32
-    } else {
-        draw(adjusted, best, params, uniform(params.seed, position), draw_scratch)
+    let token = {
+        let runs = cut(adjusted, params.top_k, tops)?;
+        if params.temperature == 0.0 {
+            first_of_best(runs)
+        } else {
+            draw(runs, params, uniform(params.seed, position), draw_scratch)
+        }
     };
 
     let Some(top_count) = params.logprobs else {
         return Ok(Sampled { token, logprob: None, top: Vec::new() });
     };
-    let raw_best = best_logit(logits)?;
-    let log_mass = mass(logits, raw_best, 1.0).ln();
-    let logprob = |logit: f32| (f64::from(logit) - f64::from(raw_best) - log_mass) as f32;
-    rank(logits, top_count, &mut draw_scratch.ranks);
-    let top = draw_scratch.ranks.candidates.iter().map(|c| (c.token, logprob(c.logit))).collect();
+    let runs = cut(logits, top_count, tops)?;
+    let log_mass = runs.mass(1.0).ln();
+    let logprob = |logit: f32| (f64::from(logit) - f64::from(runs.best()) - log_mass) as f32;
+    let candidates = &mut draw_scratch.candidates;
+    rank(runs, top_count, candidates);
+    let top = candidates.iter().map(|c| (c.token, logprob(c.logit))).collect();
     Ok(Sampled { token, logprob: Some(logprob(logits[token as usize])), top })
 }
 
-/// The largest logit, or why there is none.
-fn best_logit(logits: &[f32]) -> Result<f32, SampleError> {
+/// Logits in runs that are enough to rank so many of them, or what is wrong with them.
+fn cut<'a>(
+    logits: &'a [f32],
+    count: usize,
+    tops: &'a mut Vec<f32>,
+) -> Result<Runs<'a>, SampleError> {
     let vocabulary = logits.len();
-    match largest(logits) {
+    match Runs::cut(logits, LEAST_RUNS.max(count.saturating_mul(4)), tops) {
         None => {
             let nan = logits.iter().filter(|logit| logit.is_nan()).count();
             let infinite = logits.iter().filter(|&&logit| logit == f32::INFINITY).count();
             Err(SampleError::BrokenLogits { nan, infinite, vocabulary })
         }
-        Some(f32::NEG_INFINITY) => Err(SampleError::AllMasked { vocabulary }),
-        Some(best) => Ok(best),
+        Some(runs) if runs.best() == f32::NEG_INFINITY => {
+            Err(SampleError::AllMasked { vocabulary })
+        }
+        Some(runs) => Ok(runs),
     }
+}
+
+/// The likeliest token.
+fn first_of_best(runs: Runs<'_>) -> u32 {
+    let best = runs.best();
+    let (first, run) = runs.of_tops(|top| top == best).next().expect("a run has the best logit");
+    first + run.iter().position(|&logit| logit == best).unwrap_or(0) as u32
 }
 
 /// Bias and penalties. Masked tokens stay masked, and no other one becomes infinite.
@@ -354,29 +363,22 @@ fn forbid(logits: &mut [f32], mask: &Mask) -> Result<(), SampleError> {
 }
 
 /// Temperature, the filters and the draw.
-fn draw(
-    logits: &[f32],
-    best: f32,
-    params: &SamplingParams,
-    uniform: f64,
-    scratch: &mut DrawScratch,
-) -> u32 {
+fn draw(runs: Runs<'_>, params: &SamplingParams, uniform: f64, scratch: &mut DrawScratch) -> u32 {
     let inverse = f64::from(params.temperature).recip();
     let (top_p, min_p) = (f64::from(params.top_p), f64::from(params.min_p));
-    let limits_count = params.top_k > 0 && params.top_k < logits.len();
+    let limits_count = params.top_k > 0 && params.top_k < runs.logits().len();
     let filters = limits_count || top_p < 1.0 || min_p > 0.0;
 
     // Sorting a vocabulary for a token that is nearly always among the first few would be a waste.
     let count = if limits_count { params.top_k } else { FIRST_RANKED };
-    let DrawScratch { ranks, weights, spread } = scratch;
-    rank(logits, count, ranks);
-    let candidates = &mut ranks.candidates;
+    let DrawScratch { candidates, weights, spread } = scratch;
+    rank(runs, count, candidates);
     weights.clear();
-    weights.extend(candidates.iter().map(|c| weight(c.logit, best, inverse)));
+    weights.extend(candidates.iter().map(|c| runs.weight(c.logit, inverse)));
     let all_mass = if limits_count {
         weights.iter().sum()
     } else if top_p < 1.0 || !filters {
-        mass(logits, best, inverse)
+        runs.mass(inverse)
     } else {
         f64::INFINITY // min_p does not look at it
     };
@@ -400,8 +402,8 @@ fn draw(
     }
 
     let likeliest = candidates[0].token;
-    spread.fill(logits, best, inverse);
-    let mut steps = Steps { logits, best, inverse, spread, candidates };
+    spread.fill(&runs, inverse);
+    let mut steps = Steps { runs, inverse, spread, candidates };
     let cut = filters.then(|| {
         let may_end = |step, after| after >= reach || least_weight(step) < min_p * (1.0 + 1e-5);
         steps.walk(may_end, |_, weight, before| is_cut(weight, before))
@@ -436,8 +438,7 @@ struct Walked {
 /// All tokens from the likeliest down, where many are about as likely: in steps of likelihood, of which only those that matter are
 /// looked into.
 struct Steps<'a> {
-    logits: &'a [f32],
-    best: f32,
+    runs: Runs<'a>,
     inverse: f64,
     spread: &'a Spread,
     candidates: &'a mut Vec<Candidate>,
@@ -463,7 +464,7 @@ impl Steps<'_> {
             }
             self.look_into(step);
             for &Candidate { token, logit } in self.candidates.iter() {
-                let weight = weight(logit, self.best, self.inverse);
+                let weight = self.runs.weight(logit, self.inverse);
                 if ends(token, weight, walked.sum) {
                     (walked.end, walked.step) = (Some(token), step);
                     return walked;
@@ -488,7 +489,7 @@ impl Steps<'_> {
     fn look_into(&mut self, step: usize) {
         let candidates = &mut *self.candidates;
         candidates.clear();
-        tokens_of_step(self.logits, self.best, self.inverse, step, |token, logit| {
+        self.runs.tokens_of_step(self.inverse, step, |token, logit| {
             candidates.push(Candidate { logit, token });
         });
         candidates.sort_unstable_by(likelier);
@@ -512,34 +513,27 @@ fn pick(weights: &[f64], target: f64) -> usize {
 }
 
 /// The `count` likeliest tokens that are not masked, descending, equal ones by lower id; fewer if there are fewer.
-fn rank(logits: &[f32], count: usize, scratch: &mut RankScratch) {
-    let RankScratch { candidates, tops: run_tops } = scratch;
+fn rank(runs: Runs<'_>, count: usize, candidates: &mut Vec<Candidate>) {
     candidates.clear();
     if count == 0 {
         return;
     }
     // What is not above the bar cannot be among the best: so many runs have something that is, or an equal one has a lower id.
-    let mut bar = f32::NEG_INFINITY;
-    let runs = LEAST_RUNS.max(count.saturating_mul(4));
-    let width = RUN * logits.len().div_ceil(RUN.saturating_mul(runs));
-    tops(logits, width, run_tops);
-    if run_tops.len() >= count {
-        candidates.extend(run_tops.iter().map(|&logit| Candidate { logit, token: 0 }));
-        bar = candidates.select_nth_unstable_by(count - 1, likelier).1.logit.next_down();
+    let bar = Cell::new(f32::NEG_INFINITY);
+    if runs.tops().len() >= count {
+        candidates.extend(runs.tops().iter().map(|&logit| Candidate { logit, token: 0 }));
+        let last = candidates.select_nth_unstable_by(count - 1, likelier).1;
+        bar.set(last.logit.next_down());
         candidates.clear();
     }
-    for (run, &top) in run_tops.iter().enumerate() {
-        if top <= bar {
-            continue;
-        }
-        let first = run * width;
-        for (token, &logit) in (first as u32..).zip(logits[first..].iter().take(width)) {
-            if logit > bar {
+    for (first, run) in runs.of_tops(|top| top > bar.get()) {
+        for (token, &logit) in (first..).zip(run) {
+            if logit > bar.get() {
                 candidates.push(Candidate { logit, token });
                 if candidates.len() == count.saturating_mul(2) {
                     candidates.select_nth_unstable_by(count - 1, likelier);
                     candidates.truncate(count);
-                    bar = candidates[count - 1].logit;
+                    bar.set(candidates[count - 1].logit);
                 }
             }
         }

@@ -90,9 +90,9 @@ fn check_rank(logits: &[f32], count: usize) {
     want.retain(|x| x.1 > f32::NEG_INFINITY);
     want.sort_by(|a, b| b.1.total_cmp(&a.1));
     want.truncate(count);
-    let mut ranks = RankScratch::default();
-    rank(logits, count, &mut ranks);
-    let got: Vec<_> = ranks.candidates.iter().map(|c| (c.token, c.logit)).collect();
+    let (mut tops, mut candidates) = (Vec::new(), Vec::new());
+    rank(cut(logits, count, &mut tops).unwrap(), count, &mut candidates);
+    let got: Vec<_> = candidates.iter().map(|c| (c.token, c.logit)).collect();
     assert_eq!(got, want, "{count} of {}", logits.len());
 }
 
@@ -478,14 +478,15 @@ fn a_mask_that_leaves_nothing_is_an_error() {
 #[test]
 fn what_is_cut_off_is_not_drawn_at_the_very_end() {
     let logits: Vec<f32> = (0..5000u32).map(|i| (i * 7919 % 4999) as f32 * 1e-3).collect();
-    let best = best_logit(&logits).unwrap();
+    let mut tops = Vec::new();
+    let runs = cut(&logits, 0, &mut tops).unwrap();
     for step in 1..40 {
         let share = step as f32 / 40.0;
         for (top_p, min_p) in [(share, 0.0), (1.0, share), (share, 0.01)] {
             let params = SamplingParams { top_p, min_p, ..SamplingParams::default() };
             let kept = reference(&logits, &TokenCounts::new(), &params);
             let mut scratch = DrawScratch::default();
-            let token = draw(&logits, best, &params, 1.0 - f64::EPSILON / 2.0, &mut scratch);
+            let token = draw(runs, &params, 1.0 - f64::EPSILON / 2.0, &mut scratch);
             let rank = kept.iter().position(|&(other, _)| other == token);
             // Whether the last one still is within `top_p` is a matter of rounding.
             assert!(rank.is_some_and(|rank| rank + 2 >= kept.len()), "{rank:?} of {}", kept.len());

@@ -6,31 +6,85 @@
 
 use super::lanes::versions;
 
-/// What a logit weighs against the best, which weighs 1.
-pub fn weight(logit: f32, best: f32, inverse_temperature: f64) -> f64 {
-    exp((f64::from(logit) - f64::from(best)) * inverse_temperature)
+/// The logits of a vocabulary cut into runs, with the best of each: most of what is asked of them needs few of the runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Runs<'a> {
+    logits: &'a [f32],
+    /// Logits of a run; the last may have fewer.
+    width: usize,
+    tops: &'a [f32],
+    best: f32,
 }
 
-/// The weights of all tokens together.
-pub fn mass(logits: &[f32], best: f32, inverse_temperature: f64) -> f64 {
-    mass_kernel(machine::cpu::isa(), logits, best, inverse_temperature as f32)
-}
+impl<'a> Runs<'a> {
+    /// Cuts logits into at least `count` runs, if they are so many; `tops` is a buffer. None if a logit is not a number or plus
+    /// infinity.
+    pub fn cut(logits: &'a [f32], count: usize, tops: &'a mut Vec<f32>) -> Option<Runs<'a>> {
+        let width = TOGETHER * logits.len().div_ceil(TOGETHER.saturating_mul(count)).max(1);
+        tops.clear();
+        tops.resize(logits.len().div_ceil(width), 0.0);
+        let is_broken = tops_kernel(machine::cpu::isa(), logits, width, tops);
+        let best = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        (!is_broken).then_some(Runs { logits, width, tops, best })
+    }
 
-/// The largest of them; none if one is not a number or plus infinity. Minus infinity if there are none.
-pub fn largest(logits: &[f32]) -> Option<f32> {
-    let (largest, is_broken) = largest_kernel(machine::cpu::isa(), logits);
-    (!is_broken).then_some(largest)
-}
+    /// All logits.
+    pub fn logits(&self) -> &'a [f32] {
+        self.logits
+    }
 
-/// The largest of each run of `width` logits, fewer at the end; none of them is not a number.
-pub fn tops(logits: &[f32], width: usize, tops: &mut Vec<f32>) {
-    tops.clear();
-    tops.resize(logits.len().div_ceil(width), 0.0);
-    tops_kernel(machine::cpu::isa(), logits, width, tops);
-}
+    /// The best logit of each run.
+    pub fn tops(&self) -> &'a [f32] {
+        self.tops
+    }
 
-/// Logits that are compared at once.
-pub const RUN: usize = TOGETHER;
+    /// The best logit of all; minus infinity if there is none.
+    pub fn best(&self) -> f32 {
+        self.best
+    }
+
+    /// The runs of which `wants` wants the best, each with its first token.
+    pub fn of_tops(
+        self,
+        mut wants: impl FnMut(f32) -> bool,
+    ) -> impl Iterator<Item = (u32, &'a [f32])> {
+        let runs = self.logits.chunks(self.width).zip((0..).step_by(self.width));
+        let wanted = self.tops.iter().zip(runs).filter(move |&(&top, _)| wants(top));
+        wanted.map(|(_, (run, first))| (first, run))
+    }
+
+    /// What a logit weighs against the best, which weighs 1.
+    pub fn weight(&self, logit: f32, inverse_temperature: f64) -> f64 {
+        exp((f64::from(logit) - f64::from(self.best)) * inverse_temperature)
+    }
+
+    /// The weights of all tokens together.
+    pub fn mass(&self, inverse_temperature: f64) -> f64 {
+        mass_kernel(machine::cpu::isa(), self, inverse_temperature as f32)
+    }
+
+    /// The tokens of a step, with their logits, in ascending order of tokens.
+    pub fn tokens_of_step(
+        self,
+        inverse_temperature: f64,
+        step: usize,
+        mut take: impl FnMut(u32, f32),
+    ) {
+        let inverse = inverse_temperature as f32;
+        let step_of = |logit: f32| step_of((logit - self.best) * inverse);
+        for (first, run) in self.of_tops(|top| step_of(top) <= step) {
+            for (chunk, first) in run.chunks(TOGETHER).zip((first..).step_by(TOGETHER)) {
+                if chunk.iter().fold(false, |some, &logit| some | (step_of(logit) == step)) {
+                    for (token, &logit) in (first..).zip(chunk) {
+                        if step_of(logit) == step && logit > f32::NEG_INFINITY {
+                            take(token, logit);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
 
 /// Steps into which the distance from the best logit is cut; the last has everything beyond.
 pub const STEPS: usize = 2048;
@@ -56,10 +110,9 @@ impl Default for Spread {
 
 impl Spread {
     /// Sorts the weights of all tokens into steps.
-    pub fn fill(&mut self, logits: &[f32], best: f32, inverse_temperature: f64) {
+    pub fn fill(&mut self, runs: &Runs<'_>, inverse_temperature: f64) {
         self.sums.iter_mut().for_each(|sums| sums.fill(0.0));
-        let isa = machine::cpu::isa();
-        spread_kernel(isa, logits, best, inverse_temperature as f32, &mut self.sums);
+        spread_kernel(machine::cpu::isa(), runs, inverse_temperature as f32, &mut self.sums);
     }
 
     /// The weights of a step together.
@@ -73,27 +126,6 @@ pub fn least_weight(step: usize) -> f64 {
     if step + 1 == STEPS { 0.0 } else { exp(-(step as f64 + 1.0) / f64::from(STEPS_PER_E)) }
 }
 
-/// The tokens of a step, with their logits, in ascending order of tokens.
-pub fn tokens_of_step(
-    logits: &[f32],
-    best: f32,
-    inverse_temperature: f64,
-    step: usize,
-    mut take: impl FnMut(u32, f32),
-) {
-    let inverse = inverse_temperature as f32;
-    for (chunk, first) in logits.chunks(TOGETHER).zip((0u32..).step_by(TOGETHER)) {
-        let is_there = |logit: f32| step_of((logit - best) * inverse) == step;
-        if chunk.iter().fold(false, |some, &logit| some | is_there(logit)) {
-            for (token, &logit) in (first..).zip(chunk) {
-                if is_there(logit) && logit > f32::NEG_INFINITY {
-                    take(token, logit);
-                }
-            }
-        }
-    }
-}
-
 /// The step of an exponent that is not positive.
 #[inline(always)]
 fn step_of(x: f32) -> usize {
@@ -101,53 +133,27 @@ fn step_of(x: f32) -> usize {
     ((x * -STEPS_PER_E) as i32).min(STEPS as i32 - 1) as usize
 }
 
-/// Logits whose exponentials are computed side by side: that of one is a chain of many operations.
+/// Logits that are compared, or whose exponentials are computed, side by side: that of one is a chain of many operations.
 const TOGETHER: usize = 32;
 
 versions! {
-    fn largest_kernel(logits: &[f32]) -> (f32, bool) = largest_body
+    fn tops_kernel(logits: &[f32], width: usize, tops: &mut [f32]) -> bool = tops_body
 }
 
+/// The best of each run. Whether one is not a number or plus infinity.
 #[inline(always)]
-fn largest_body(logits: &[f32]) -> (f32, bool) {
-    let mut best = [f32::NEG_INFINITY; TOGETHER];
+fn tops_body(logits: &[f32], width: usize, tops: &mut [f32]) -> bool {
     let mut broken = [0u32; TOGETHER];
-    let (chunks, rest) = logits.as_chunks::<TOGETHER>();
-    let mut last = [f32::NEG_INFINITY; TOGETHER];
-    last[..rest.len()].copy_from_slice(rest);
-    for chunk in chunks.iter().chain([&last]) {
-        for i in 0..TOGETHER {
-            best[i] = if chunk[i] > best[i] { chunk[i] } else { best[i] };
-            // Neither is less than plus infinity.
-            broken[i] |= if chunk[i] < f32::INFINITY { 0 } else { 1 };
-        }
-    }
-    let (mut largest, mut is_broken) = (f32::NEG_INFINITY, 0);
-    for i in 0..TOGETHER {
-        largest = if best[i] > largest { best[i] } else { largest };
-        is_broken |= broken[i];
-    }
-    (largest, is_broken != 0)
-}
-
-versions! {
-    fn tops_kernel(logits: &[f32], width: usize, tops: &mut [f32]) = tops_body
-}
-
-#[inline(always)]
-fn tops_body(logits: &[f32], width: usize, tops: &mut [f32]) {
     for (run, top) in logits.chunks(width).zip(tops) {
-        let mut best = [f32::NEG_INFINITY; RUN];
-        let (chunks, rest) = run.as_chunks::<RUN>();
+        let mut best = [f32::NEG_INFINITY; TOGETHER];
+        let (chunks, rest) = run.as_chunks::<TOGETHER>();
         for chunk in chunks {
-            for i in 0..RUN {
-                best[i] = if chunk[i] > best[i] { chunk[i] } else { best[i] };
-            }
+            compare(chunk, &mut best, &mut broken);
         }
-        for i in 0..rest.len() {
-            best[i] = if rest[i] > best[i] { rest[i] } else { best[i] };
+        if !rest.is_empty() {
+            compare(&padded(rest), &mut best, &mut broken);
         }
-        let mut half = RUN / 2;
+        let mut half = TOGETHER / 2;
         while half > 0 {
             for i in 0..half {
                 best[i] = if best[i + half] > best[i] { best[i + half] } else { best[i] };
@@ -156,50 +162,93 @@ fn tops_body(logits: &[f32], width: usize, tops: &mut [f32]) {
         }
         *top = best[0];
     }
-}
-
-versions! {
-    fn mass_kernel(logits: &[f32], best: f32, inverse_temperature: f32) -> f64 = mass_body
+    broken.iter().any(|&broken| broken != 0)
 }
 
 #[inline(always)]
-fn mass_body(logits: &[f32], best: f32, inverse_temperature: f32) -> f64 {
-    let mut sums = [0.0; TOGETHER];
-    let (chunks, rest) = logits.as_chunks::<TOGETHER>();
+fn compare(logits: &[f32; TOGETHER], best: &mut [f32; TOGETHER], broken: &mut [u32; TOGETHER]) {
+    for i in 0..TOGETHER {
+        best[i] = if logits[i] > best[i] { logits[i] } else { best[i] };
+        // Neither is less than plus infinity.
+        broken[i] |= if logits[i] < f32::INFINITY { 0 } else { 1 };
+    }
+}
+
+/// The end of a run, filled up with logits that weigh nothing.
+#[inline(always)]
+fn padded(rest: &[f32]) -> [f32; TOGETHER] {
     let mut last = [f32::NEG_INFINITY; TOGETHER];
     last[..rest.len()].copy_from_slice(rest);
-    for chunk in chunks.iter().chain([&last]) {
-        let (_, weights) = weights(chunk, best, inverse_temperature);
-        for i in 0..TOGETHER {
-            sums[i] += f64::from(weights[i]);
+    last
+}
+
+/// The exponent below which a logit weighs nothing.
+const LEAST_EXPONENT: f32 = -87.0;
+
+versions! {
+    fn mass_kernel(runs: &Runs<'_>, inverse_temperature: f32) -> f64 = mass_body
+}
+
+#[inline(always)]
+fn mass_body(runs: &Runs<'_>, inverse_temperature: f32) -> f64 {
+    let mut sums = [0.0; TOGETHER];
+    for (run, &top) in runs.logits.chunks(runs.width).zip(runs.tops) {
+        if (top - runs.best) * inverse_temperature < LEAST_EXPONENT {
+            continue;
+        }
+        let (chunks, rest) = run.as_chunks::<TOGETHER>();
+        for chunk in chunks {
+            add(chunk, runs.best, inverse_temperature, &mut sums);
+        }
+        if !rest.is_empty() {
+            add(&padded(rest), runs.best, inverse_temperature, &mut sums);
         }
     }
     sums.iter().sum()
 }
 
+#[inline(always)]
+fn add(logits: &[f32; TOGETHER], best: f32, inverse_temperature: f32, sums: &mut [f64; TOGETHER]) {
+    let (_, weights) = weights(logits, best, inverse_temperature);
+    for i in 0..TOGETHER {
+        sums[i] += f64::from(weights[i]);
+    }
+}
+
 versions! {
-    fn spread_kernel(logits: &[f32], best: f32, inverse_temperature: f32, sums: &mut [[f64; STEPS]; APART]) = spread_body
+    fn spread_kernel(runs: &Runs<'_>, inverse_temperature: f32, sums: &mut [[f64; STEPS]; APART]) = spread_body
 }
 
 #[inline(always)]
-fn spread_body(
-    logits: &[f32],
+fn spread_body(runs: &Runs<'_>, inverse_temperature: f32, sums: &mut [[f64; STEPS]; APART]) {
+    for (run, &top) in runs.logits.chunks(runs.width).zip(runs.tops) {
+        if (top - runs.best) * inverse_temperature < LEAST_EXPONENT {
+            continue;
+        }
+        let (chunks, rest) = run.as_chunks::<TOGETHER>();
+        for chunk in chunks {
+            add_by_step(chunk, runs.best, inverse_temperature, sums);
+        }
+        if !rest.is_empty() {
+            add_by_step(&padded(rest), runs.best, inverse_temperature, sums);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_by_step(
+    logits: &[f32; TOGETHER],
     best: f32,
     inverse_temperature: f32,
     sums: &mut [[f64; STEPS]; APART],
 ) {
-    let (chunks, rest) = logits.as_chunks::<TOGETHER>();
-    let mut last = [f32::NEG_INFINITY; TOGETHER];
-    last[..rest.len()].copy_from_slice(rest);
-    for chunk in chunks.iter().chain([&last]) {
-        let (x, weights) = weights(chunk, best, inverse_temperature);
-        let mut steps = [0; TOGETHER];
-        for i in 0..TOGETHER {
-            steps[i] = step_of(x[i]);
-        }
-        for i in 0..TOGETHER {
-            sums[i % APART][steps[i]] += f64::from(weights[i]);
-        }
+    let (x, weights) = weights(logits, best, inverse_temperature);
+    let mut steps = [0; TOGETHER];
+    for i in 0..TOGETHER {
+        steps[i] = step_of(x[i]);
+    }
+    for i in 0..TOGETHER {
+        sums[i % APART][steps[i]] += f64::from(weights[i]);
     }
 }
 
@@ -218,7 +267,7 @@ fn weights(
     (x, exp_f32(x))
 }
 
-/// `eˣ` for `x ≤ 0`, to within a few units in the last place; 0 below -87. Each step is done for all of `x`, so that the compiler does
+/// `eˣ` for `x ≤ 0`, to within a few units in the last place; 0 below [`LEAST_EXPONENT`]. Each step is done for all of `x`, so that the compiler does
 /// several at once.
 #[inline(always)]
 fn exp_f32<const N: usize>(x: [f32; N]) -> [f32; N] {
@@ -229,7 +278,7 @@ fn exp_f32<const N: usize>(x: [f32; N]) -> [f32; N] {
     let mut shifted = [0.0; N];
     let mut r = [0.0; N];
     for i in 0..N {
-        let clamped = if x[i] > -87.0 { x[i] } else { -87.0 };
+        let clamped = if x[i] > LEAST_EXPONENT { x[i] } else { LEAST_EXPONENT };
         shifted[i] = clamped * std::f32::consts::LOG2_E + ROUND;
         let k = shifted[i] - ROUND;
         r[i] = (clamped - k * LN_2_HIGH) - k * LN_2_LOW;
@@ -243,7 +292,7 @@ fn exp_f32<const N: usize>(x: [f32; N]) -> [f32; N] {
     }
     for i in 0..N {
         let power = f32::from_bits(shifted[i].to_bits().wrapping_add(127) << 23); // 2ᵏ
-        y[i] = if x[i] < -87.0 { 0.0 } else { y[i] * power };
+        y[i] = if x[i] < LEAST_EXPONENT { 0.0 } else { y[i] * power };
     }
     y
 }
@@ -314,38 +363,84 @@ mod tests {
         (0..count).map(|i| -((i * 7919 % 3001) as f32) * 0.013).collect()
     }
 
+    /// Runs of the smallest width.
+    fn narrow<'a>(logits: &'a [f32], tops: &'a mut Vec<f32>) -> Runs<'a> {
+        Runs::cut(logits, logits.len(), tops).unwrap()
+    }
+
     #[test]
     fn a_mass_has_the_same_bits_everywhere() {
         for count in [1, 7, 31, 32, 33, 4096, 5003] {
             let logits = some_logits(count);
-            let want = mass_kernel(Isa::Scalar, &logits, 0.0, 0.7);
+            let mut tops = Vec::new();
+            let runs = narrow(&logits, &mut tops);
+            let want = mass_kernel(Isa::Scalar, &runs, 0.7);
             let exact: f64 = logits.iter().map(|&logit| (f64::from(logit) * 0.7).exp()).sum();
             assert!((want - exact).abs() < 1e-6 * exact, "{want} {exact}");
             let mut spread = Spread::default();
-            spread_kernel(Isa::Scalar, &logits, 0.0, 0.7, &mut spread.sums);
+            spread_kernel(Isa::Scalar, &runs, 0.7, &mut spread.sums);
             for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
-                let got = mass_kernel(isa, &logits, 0.0, 0.7);
+                let got = mass_kernel(isa, &runs, 0.7);
                 assert_eq!(got.to_bits(), want.to_bits(), "{count} logits on {isa}");
                 let mut other = Spread::default();
-                spread_kernel(isa, &logits, 0.0, 0.7, &mut other.sums);
+                spread_kernel(isa, &runs, 0.7, &mut other.sums);
                 assert!(other.sums == spread.sums, "{count} logits on {isa}");
             }
         }
     }
 
     #[test]
-    fn the_largest_is_found_and_what_is_broken_is_seen() {
-        for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
-            assert_eq!(largest_kernel(isa, &[]), (f32::NEG_INFINITY, false));
-            for count in [1, 31, 32, 33, 64, 100] {
-                for place in 0..count {
-                    let mut logits = vec![f32::MIN; count];
-                    logits[0] = f32::NEG_INFINITY;
-                    logits[place] = -3.0;
-                    assert_eq!(largest_kernel(isa, &logits), (-3.0, false), "{isa}");
-                    for broken in [f32::NAN, -f32::NAN, f32::INFINITY] {
-                        logits[place] = broken;
-                        assert!(largest_kernel(isa, &logits).1, "{broken} at {place} on {isa}");
+    fn runs_that_are_passed_over_change_no_bit() {
+        // From run to run by more and more below the best, the last ones masked.
+        let mut logits = some_logits(5003);
+        for (run, logits) in logits.chunks_mut(TOGETHER).enumerate() {
+            logits.iter_mut().for_each(|logit| *logit -= run as f32);
+        }
+        logits[4800..].fill(f32::NEG_INFINITY);
+        for inverse in [0.5, 1.0, 1.7] {
+            let (mut tops, mut top) = (Vec::new(), Vec::new());
+            let (many, one) =
+                (narrow(&logits, &mut tops), Runs::cut(&logits, 1, &mut top).unwrap());
+            assert_eq!((many.tops.len(), one.tops.len()), (157, 1));
+            assert_eq!(many.mass(inverse).to_bits(), one.mass(inverse).to_bits());
+            let (mut of_many, mut of_one) = (Spread::default(), Spread::default());
+            of_many.fill(&many, inverse);
+            of_one.fill(&one, inverse);
+            assert!(of_many.sums == of_one.sums);
+            for step in (0..STEPS).step_by(31).chain([STEPS - 1]) {
+                let tokens = |runs: Runs<'_>| {
+                    let mut tokens = Vec::new();
+                    runs.tokens_of_step(inverse, step, |token, logit| tokens.push((token, logit)));
+                    tokens
+                };
+                assert_eq!(tokens(many), tokens(one), "step {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_best_are_found_and_what_is_broken_is_seen() {
+        let mut tops = Vec::new();
+        assert_eq!(Runs::cut(&[], 1, &mut tops).unwrap().best(), f32::NEG_INFINITY);
+        for count in [1, 31, 32, 33, 64, 100] {
+            for place in 0..count {
+                let mut logits = vec![f32::MIN; count];
+                logits[0] = f32::NEG_INFINITY;
+                logits[place] = -3.0;
+                for runs in [1, 2, 100] {
+                    let runs = Runs::cut(&logits, runs, &mut tops).unwrap();
+                    assert_eq!(runs.best(), -3.0);
+                    let (first, run) = runs.of_tops(|top| top == -3.0).next().unwrap();
+                    assert_eq!(run[place - first as usize], -3.0);
+                }
+                for broken in [f32::NAN, -f32::NAN, f32::INFINITY] {
+                    logits[place] = broken;
+                    for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
+                        let mut tops = vec![0.0; count.div_ceil(32)];
+                        assert!(
+                            tops_kernel(isa, &logits, 32, &mut tops),
+                            "{broken} at {place}, {isa}"
+                        );
                     }
                 }
             }
@@ -357,11 +452,11 @@ mod tests {
         let mut logits: Vec<f32> = (0..1000).map(|i| (i * 7919 % 1009) as f32 - 500.0).collect();
         logits[64..96].fill(f32::NEG_INFINITY);
         for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
-            for width in [RUN, 3 * RUN, 1000, 1024] {
+            for width in [TOGETHER, 3 * TOGETHER, 1000, 1024] {
                 let largest = |run: &[f32]| run.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let want: Vec<f32> = logits.chunks(width).map(largest).collect();
                 let mut got = vec![0.0; want.len()];
-                tops_kernel(isa, &logits, width, &mut got);
+                assert!(!tops_kernel(isa, &logits, width, &mut got));
                 assert_eq!(got, want, "runs of {width} on {isa}");
             }
         }
@@ -371,22 +466,23 @@ mod tests {
     fn steps_hold_every_token_once() {
         let mut logits = some_logits(5003);
         logits[17] = f32::NEG_INFINITY;
-        let (best, inverse) = (0.0, 1.3);
-        let mut spread = Spread::default();
-        spread.fill(&logits, best, inverse);
+        let inverse = 1.3;
+        let (mut tops, mut spread) = (Vec::new(), Spread::default());
+        let runs = Runs::cut(&logits, 20, &mut tops).unwrap();
+        spread.fill(&runs, inverse);
         let (mut seen, mut above) = (0, f32::INFINITY);
         for step in 0..STEPS {
             let (mut sum, mut least, mut most) = (0.0, f32::INFINITY, f32::NEG_INFINITY);
-            tokens_of_step(&logits, best, inverse, step, |token, logit| {
+            runs.tokens_of_step(inverse, step, |token, logit| {
                 assert_eq!(logits[token as usize], logit);
-                sum += weight(logit, best, inverse);
+                sum += runs.weight(logit, inverse);
                 (least, most) = (least.min(logit), most.max(logit));
                 seen += 1;
             });
             assert!(most < above, "step {step} is not below the one before");
             above = above.min(least);
             let bound = least_weight(step) * (1.0 - 1e-5);
-            assert!(least == f32::INFINITY || weight(least, best, inverse) >= bound);
+            assert!(least == f32::INFINITY || runs.weight(least, inverse) >= bound);
             let mass = spread.mass(step);
             assert!((mass - sum).abs() <= 1e-5 * sum, "step {step}: {mass}, tokens {sum}");
         }
