@@ -180,7 +180,7 @@ impl Speaker {
                         }
                         answer.usage = usage;
                         self.swap.check();
-                        let heard = listener.finish()?;
+                        let heard = listener.finish(reason)?;
                         answer.hear(heard.pieces, sink)?;
                         return Ok(answer);
                     }

@@ -11,7 +11,7 @@ use text::{
     Tokenizer, eos_ids,
 };
 
-use crate::{Error, Result, SamplingParams};
+use crate::{Error, FinishReason, Result, SamplingParams};
 
 /// Everything between text and tokens of one model.
 #[derive(Debug)]
@@ -221,11 +221,14 @@ impl Listener {
         Ok(self.heard(pieces))
     }
 
-    /// Ends the answer and returns what was held back.
-    pub fn finish(&mut self) -> Result<Heard> {
+    /// Ends the answer and returns what was held back. Unless the model has ended it, an open call of a tool stays open.
+    pub fn finish(&mut self, reason: FinishReason) -> Result<Heard> {
         let text = self.detokenizer.finish()?;
         let mut pieces = self.parser.push(&text);
-        pieces.extend(self.parser.finish());
+        pieces.extend(match reason {
+            FinishReason::Stop => self.parser.finish(),
+            FinishReason::Length | FinishReason::Cancelled => self.parser.cut(),
+        });
         Ok(self.heard(pieces))
     }
 
@@ -266,7 +269,7 @@ mod tests {
         for &token in tokens {
             pieces.extend(listener.push(token).expect("text").pieces);
         }
-        pieces.extend(listener.finish().expect("text").pieces);
+        pieces.extend(listener.finish(FinishReason::Stop).expect("text").pieces);
         pieces
     }
 

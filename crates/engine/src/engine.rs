@@ -319,7 +319,8 @@ impl Engine {
         let draws: Vec<Mutex<Draw<'_>>> = draws.collect();
         let read = |segment: usize, row: usize, logits: &[f32]| {
             let mut draw = draws[segment].lock().unwrap_or_else(PoisonError::into_inner);
-            draw.next(logits, lengths[row] >= context);
+            // With the token that is drawn.
+            draw.next(logits, lengths[row] + 1 >= context);
         };
         let failures = self.runner.forward_for(batch, &mut sequences, Reader::AtOnce(&read));
         let outcomes = draws

@@ -573,9 +573,11 @@ fn what_can_never_be_served_is_refused() {
     request.sampling.logit_bias = vec![(vocab as u32, 1.0)];
     let error = refused(&mut world, request);
     assert!(matches!(error, Error::Sampling(SampleError::UnknownToken { .. })), "{error}");
-    // The longest that can be, and an answer of nothing.
-    let (tokens_of_99, usage) = world.serve(&greedy(tokens(1, 99), 50));
-    assert_eq!((tokens_of_99.len(), usage.completion_tokens), (2, 2));
+    // The longest that can be, with its answer as long as the context; and an answer of nothing.
+    for (prompt, answer) in [(99, 1), (98, 2), (90, 10)] {
+        let (tokens, usage) = world.serve(&greedy(tokens(1, prompt), 50));
+        assert_eq!((tokens.len(), usage.completion_tokens), (answer, answer));
+    }
     assert!(world.serve(&greedy(tokens(1, 50), 0)).0.is_empty());
     world.check_empty();
 }

@@ -123,9 +123,23 @@ pub(crate) struct Answers {
     _place: OwnedSemaphorePermit,
 }
 
+/// How an answer is heard.
+pub(crate) struct Hearing {
+    pub(crate) listener: Listener,
+    pub(crate) prompt_tokens: usize,
+    /// Whether it is the first to its prompt.
+    pub(crate) is_first: bool,
+    /// Whether it ends with its first call of a tool.
+    pub(crate) calls_once: bool,
+}
+
 /// One answer.
 struct Voice {
     listener: Listener,
+    is_first: bool,
+    calls_once: bool,
+    /// Nothing more of it is told: it called a tool, and may only once.
+    is_told: bool,
     usage: Usage,
     has_called: bool,
     stop_text: Option<String>,
@@ -136,17 +150,20 @@ struct Voice {
 }
 
 impl Answers {
-    /// Each answer with its listener and the tokens of its prompt.
+    /// Answers that were asked for at once.
     pub(crate) fn new(
         inlet: Inlet,
-        listeners: Vec<(Listener, usize)>,
+        hearings: Vec<Hearing>,
         dialect: Arc<Dialect>,
         metrics: Arc<Metrics>,
         place: OwnedSemaphorePermit,
     ) -> Answers {
-        let prompt_tokens = listeners.first().map_or(0, |(_, tokens)| *tokens);
-        let voice = |(listener, prompt_tokens)| Voice {
+        let prompt_tokens = hearings.first().map_or(0, |hearing| hearing.prompt_tokens);
+        let voice = |Hearing { listener, prompt_tokens, is_first, calls_once }| Voice {
             listener,
+            is_first,
+            calls_once,
+            is_told: false,
             usage: Usage { prompt_tokens, ..Usage::default() },
             has_called: false,
             stop_text: None,
@@ -157,7 +174,7 @@ impl Answers {
         metrics.requests_begun.add(1);
         Answers {
             inlet,
-            voices: listeners.into_iter().map(voice).collect(),
+            voices: hearings.into_iter().map(voice).collect(),
             dialect,
             metrics,
             prompt_tokens,
@@ -241,8 +258,8 @@ impl Answers {
                 voice.usage.cached_tokens = cached;
                 parts.push(Part::Prefill { done, total, cached });
             }
-            // After a stop text only the end is awaited.
-            Event::Token { .. } if voice.stop_text.is_some() => {}
+            // After a stop text, or the only call, just the end is awaited.
+            Event::Token { .. } if voice.has_ended() => {}
             Event::Token { sampled, .. } => {
                 let now = std::time::Instant::now();
                 match voice.last_token.replace(now) {
@@ -252,7 +269,7 @@ impl Answers {
                 if let Err(error) = voice.take(&sampled, &self.dialect, parts) {
                     voice.is_over = true;
                     parts.push(Part::Failed(error));
-                } else if voice.stop_text.is_some() {
+                } else if voice.has_ended() {
                     self.inlet.cancel(choice);
                 }
             }
@@ -260,7 +277,7 @@ impl Answers {
                 voice.is_over = true;
                 match voice.finish(reason, &usage, parts) {
                     Ok(ending) => {
-                        self.metrics.count_ended(&ending);
+                        self.metrics.count_ended(&ending, voice.is_first);
                         parts.push(Part::Finished(ending));
                     }
                     Err(error) => parts.push(Part::Failed(error)),
@@ -284,6 +301,10 @@ impl Drop for Answers {
 }
 
 impl Voice {
+    fn has_ended(&self) -> bool {
+        self.is_told || self.stop_text.is_some()
+    }
+
     /// The next token.
     fn take(
         &mut self,
@@ -314,8 +335,8 @@ impl Voice {
         usage: &engine::Usage,
         parts: &mut Vec<Part>,
     ) -> Result<Ending, ApiError> {
-        if self.stop_text.is_none() {
-            let heard = self.listener.finish()?;
+        if !self.has_ended() {
+            let heard = self.listener.finish(reason)?;
             self.say(heard.pieces, parts);
             self.stop_text = self.listener.stop().map(str::to_owned);
         }
@@ -333,6 +354,7 @@ impl Voice {
         self.usage.queue_seconds = usage.queue_seconds;
         let reason = match reason {
             _ if self.stop_text.is_some() => Finish::Stop,
+            _ if self.is_told => Finish::ToolCalls,
             FinishReason::Length => Finish::Length,
             FinishReason::Stop | FinishReason::Cancelled if self.has_called => Finish::ToolCalls,
             FinishReason::Stop | FinishReason::Cancelled => Finish::Stop,
@@ -343,13 +365,23 @@ impl Voice {
 
     fn say(&mut self, pieces: Vec<Piece>, parts: &mut Vec<Part>) {
         for piece in pieces {
+            if self.is_told {
+                return;
+            }
             if !matches!(piece, Piece::Content(_)) {
                 self.pending_logprobs.clear();
             }
             parts.push(match piece {
                 Piece::Reasoning(text) => Part::Reasoning(text),
                 Piece::Content(text) => {
-                    Part::Content { text, logprobs: std::mem::take(&mut self.pending_logprobs) }
+                    let mut logprobs = std::mem::take(&mut self.pending_logprobs);
+                    // White space behind thinking is no part of the text.
+                    let is_shown = |token: &TokenText| {
+                        text.starts_with(&token.text) || !token.text.trim().is_empty()
+                    };
+                    let hidden = logprobs.iter().take_while(|l| !is_shown(&l.token)).count();
+                    logprobs.drain(..hidden);
+                    Part::Content { text, logprobs }
                 }
                 Piece::ToolBegin { index, id, name } => {
                     self.has_called = true;
@@ -357,7 +389,10 @@ impl Voice {
                     Part::ToolBegin { index, id, name }
                 }
                 Piece::ToolArguments { index, json } => Part::ToolArguments { index, json },
-                Piece::ToolEnd { index } => Part::ToolEnd { index },
+                Piece::ToolEnd { index } => {
+                    self.is_told = self.calls_once;
+                    Part::ToolEnd { index }
+                }
             });
         }
     }

@@ -162,6 +162,33 @@ impl Assistant {
     }
 }
 
+/// Messages in which tools answer in the order of the calls. Clients send results as they come and name the call; most templates
+/// show no names, and a model would take one result for another.
+pub(crate) fn with_results_in_order(messages: &[Value]) -> Vec<Value> {
+    let mut ordered = messages.to_vec();
+    let mut calls: &[Value] = &[];
+    let mut start = 0;
+    while start < messages.len() {
+        let run = messages[start..].iter().take_while(|message| message["role"] == "tool").count();
+        if run == 0 {
+            calls = messages[start]["tool_calls"].as_array().map_or(&[], Vec::as_slice);
+            start += 1;
+            continue;
+        }
+        let place = |result: &Value| {
+            let id = &result["tool_call_id"];
+            calls.iter().position(|call| !id.is_null() && call["id"] == *id)
+        };
+        // Who names no call, or one that is not there, says nothing about the order of any.
+        let results = &mut ordered[start..start + run];
+        if results.iter().all(|result| place(result).is_some()) {
+            results.sort_by_key(place);
+        }
+        start += run;
+    }
+    ordered
+}
+
 /// The text of a content, parts or not.
 fn text_of(content: &Value) -> String {
     match content {
@@ -189,6 +216,30 @@ mod tests {
         let mut conversation = Conversation::default();
         talk(&mut conversation);
         assert_eq!(Value::from(conversation.into_messages()), *expect);
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_their_calls() {
+        let calls = |ids: &[&str]| {
+            let calls: Vec<Value> = ids.iter().map(|id| json!({"id": id})).collect();
+            json!({"role": "assistant", "tool_calls": calls})
+        };
+        let result =
+            |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+        let user = json!({"role": "user", "content": "a"});
+        #[track_caller]
+        fn check(messages: &[Value], expect: &[usize]) {
+            let expect: Vec<Value> = expect.iter().map(|&index| messages[index].clone()).collect();
+            assert_eq!(with_results_in_order(messages), expect);
+        }
+        let (one, two, three) = (result("1", "a"), result("2", "b"), result("3", "c"));
+        check(&[user.clone(), calls(&["1", "2"]), two.clone(), one.clone()], &[0, 1, 3, 2]);
+        let twice = [calls(&["3", "1"]), one.clone(), three, calls(&["1", "2"]), two.clone(), one];
+        check(&twice, &[0, 2, 1, 3, 5, 4]);
+        let unnamed = json!({"role": "tool", "content": "b"});
+        check(&[calls(&["1", "2"]), two.clone(), unnamed], &[0, 1, 2]);
+        check(&[calls(&["1"]), two, result("1", "a"), user], &[0, 1, 2, 3]);
+        check(&[], &[]);
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(crate) struct Metrics {
     pub(crate) requests_failed: Counter,
     /// Turned away with 503: the queue was full.
     pub(crate) requests_refused: Counter,
-    /// Requests whose client was gone before their answers were complete.
+    /// Answers whose client was gone before they were complete.
     pub(crate) requests_cancelled: Counter,
     /// Answers that ended by themselves.
     pub(crate) answers_finished: Counter,
@@ -77,10 +77,13 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn count_ended(&self, ending: &Ending) {
+    /// `is_first`: of several answers to one prompt, which is told once.
+    pub(crate) fn count_ended(&self, ending: &Ending, is_first: bool) {
         self.answers_finished.add(1);
-        self.prompt_tokens.add(ending.usage.prompt_tokens as u64);
-        self.cached_tokens.add(ending.usage.cached_tokens as u64);
+        if is_first {
+            self.prompt_tokens.add(ending.usage.prompt_tokens as u64);
+            self.cached_tokens.add(ending.usage.cached_tokens as u64);
+        }
         self.completion_tokens.add(ending.usage.completion_tokens as u64);
     }
 

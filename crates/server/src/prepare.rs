@@ -12,9 +12,9 @@ use text::ChatRequest;
 use text::tools::{Choice, Frame};
 use tokio::sync::Semaphore;
 
-use crate::answers::Answers;
+use crate::answers::{Answers, Hearing};
 use crate::ask::{Ask, Input, MOST_CHOICES, random};
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, with_results_in_order};
 use crate::error::{ApiError, chain, context_exceeded};
 use crate::fields::Result;
 use crate::model::Model;
@@ -26,8 +26,7 @@ static PREPARING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
 /// What an ask comes to.
 struct Prepared {
     requests: Vec<Request>,
-    listeners: Vec<Listener>,
-    prompt_tokens: usize,
+    hearings: Vec<Hearing>,
 }
 
 /// Queues an ask. What comes back is already under way.
@@ -44,14 +43,14 @@ pub(crate) async fn begin_all(shared: &Shared, asks: Vec<Ask>) -> Result<Answers
         move || asks.into_iter().map(|ask| prepare(&model, &ask)).collect::<Result<Vec<_>>>()
     })
     .await?;
-    let (mut requests, mut listeners) = (Vec::new(), Vec::new());
+    let (mut requests, mut hearings) = (Vec::new(), Vec::new());
     for one in prepared {
         requests.extend(one.requests);
-        listeners.extend(one.listeners.into_iter().map(|listener| (listener, one.prompt_tokens)));
+        hearings.extend(one.hearings);
     }
     let inlet = model.desk.submit(requests);
     let (dialect, metrics) = (Arc::clone(&model.dialect), Arc::clone(&shared.metrics));
-    Ok(Answers::new(inlet, listeners, dialect, metrics, place))
+    Ok(Answers::new(inlet, hearings, dialect, metrics, place))
 }
 
 /// The prompt an ask would have: for counting and showing.
@@ -121,9 +120,15 @@ fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
         constraint: constraint.clone(),
     };
     let requests = (0..ask.choices).map(request).collect();
-    let more = (1..ask.choices).map(|_| listener()).collect::<Vec<_>>();
-    let listeners = std::iter::once(first).chain(more).collect();
-    Ok(Prepared { requests, listeners, prompt_tokens: prompt.tokens.len() })
+    let listeners = std::iter::once(first).chain((1..ask.choices).map(|_| listener()));
+    let hearing = |(choice, listener)| Hearing {
+        listener,
+        prompt_tokens: prompt.tokens.len(),
+        is_first: choice == 0,
+        calls_once: !ask.parallel_tool_calls,
+    };
+    let hearings = listeners.enumerate().map(hearing).collect();
+    Ok(Prepared { requests, hearings })
 }
 
 /// The prompt, and how much of it the next turn of the conversation will likely begin with.
@@ -138,6 +143,7 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
                 let message = "this model has no chat template: use /v1/completions";
                 return Err(ApiError::bad_request("no_chat_template", message));
             }
+            let messages = with_results_in_order(messages);
             let mut chat = ChatRequest::new(messages.iter().cloned());
             if ask.tool_choice != Choice::None {
                 chat.tools.clone_from(&ask.tool_definitions);
@@ -147,7 +153,7 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
             let prompt = match dialect.prompt(&chat) {
                 // Many templates insist on one system message, in front, and on turns; clients do not.
                 Err(error @ engine::Error::Text(text::Error::TemplateRaised { .. })) => {
-                    chat.messages = Conversation::of_messages(messages).into_messages();
+                    chat.messages = Conversation::of_messages(&messages).into_messages();
                     dialect.prompt(&chat).map_err(|_| error)?
                 }
                 prompt => prompt?,
@@ -179,7 +185,9 @@ fn constraint(
     prompt: &Prompt,
     listener: &Listener,
 ) -> Result<Option<Constraint>> {
-    let opening = model.dialect.thinking_tokens(&prompt.text).filter(|_| !ask.is_raw);
+    // Nobody thinks who was told not to, or in the middle of an answer that has begun.
+    let may_think = matches!(ask.input, Input::Chat(_)) && ask.thinking != Some(false);
+    let opening = model.dialect.thinking_tokens(&prompt.text).filter(|_| may_think);
     // Thinking stays free: the grammar begins behind it.
     let before = match &model.dialect.reasoning {
         Some(markers) if listener.is_reasoning() => Before::Thinking { close: &markers.close },

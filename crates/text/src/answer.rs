@@ -86,12 +86,21 @@ impl AnswerParser {
         pieces
     }
 
-    /// Ends the answer: what was held back comes out, an open call is completed.
+    /// Ends an answer that the model has ended: what was held back comes out, an open call is completed.
     pub fn finish(&mut self) -> Vec<Piece> {
+        self.end(ToolParser::finish)
+    }
+
+    /// Ends an answer that was cut off: what was held back comes out, but an open call stays as it is.
+    pub fn cut(&mut self) -> Vec<Piece> {
+        self.end(ToolParser::cut)
+    }
+
+    fn end(&mut self, tools_end: fn(&mut ToolParser) -> Vec<ToolEvent>) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let segments = self.splitter.as_mut().map(ReasoningSplitter::finish).unwrap_or_default();
         self.take(segments, &mut pieces);
-        let events = self.tools.as_mut().map(ToolParser::finish).unwrap_or_default();
+        let events = self.tools.as_mut().map(tools_end).unwrap_or_default();
         events.into_iter().for_each(|event| self.event(event, &mut pieces));
         self.flush(&mut pieces);
         pieces

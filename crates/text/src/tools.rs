@@ -21,10 +21,12 @@ mod literal;
 mod llama3;
 mod mistral;
 mod parser;
+mod plain;
 mod pythonic;
 mod qwen_xml;
 mod scan;
 mod schema;
+mod tagged;
 mod transcode;
 
 use serde_json::Value;

@@ -34,28 +34,38 @@ fn tools() -> Vec<Tool> {
         "required": ["city", "days"],
         "$defs": {"place": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": false}},
     });
-    let tool = |name: &str, parameters: Value| Tool {
-        name: name.to_owned(),
-        description: None,
-        parameters,
-    };
     vec![tool("weather", parameters), tool("now", json!({}))]
+}
+
+fn tool(name: &str, parameters: Value) -> Tool {
+    Tool { name: name.to_owned(), description: None, parameters }
 }
 
 /// A grammar and the vocabulary it was compiled for.
 struct Compiled {
     format: ToolFormat,
+    tools: Vec<Tool>,
     matcher: Matcher,
     specials: Vec<&'static str>,
 }
 
 impl Compiled {
     fn new(format: ToolFormat, choice: &Choice, parallel: bool, has_specials: bool) -> Compiled {
+        Compiled::of(tools(), format, choice, parallel, has_specials)
+    }
+
+    fn of(
+        tools: Vec<Tool>,
+        format: ToolFormat,
+        choice: &Choice,
+        parallel: bool,
+        has_specials: bool,
+    ) -> Compiled {
         let specials = if has_specials { format.markers().to_vec() } else { Vec::new() };
         let special = |text: &str| {
             specials.iter().position(|marker| *marker == text).map(|at| BYTES + at as u32)
         };
-        let grammar = format.grammar(&tools(), choice, parallel, &special).expect("a grammar");
+        let grammar = format.grammar(&tools, choice, parallel, &special).expect("a grammar");
         let mut words: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
         words.extend(specials.iter().map(|marker| [b"\xFF", marker.as_bytes()].concat()));
         words.push(b"\xFF<|the end|>".to_vec());
@@ -67,7 +77,7 @@ impl Compiled {
         let matcher = Matcher::new(Ok(
             parser.unwrap_or_else(|error| panic!("{format:?}: {error}\n{grammar}"))
         ));
-        Compiled { format, matcher, specials }
+        Compiled { format, tools, matcher, specials }
     }
 
     fn tokens(&self, mut text: &str) -> Vec<u32> {
@@ -110,7 +120,7 @@ impl Compiled {
             self.format,
             self.specials
         );
-        let events = parse(self.format, &tools(), text, &[]);
+        let events = parse(self.format, &self.tools, text, &[]);
         let mut calls: Vec<(String, Value)> = Vec::new();
         for event in events {
             match event {
@@ -144,7 +154,7 @@ fn write(
 ) -> String {
     let object = || {
         let pairs: Vec<String> =
-            arguments.iter().map(|(key, value)| format!("\"{key}\": {value}")).collect();
+            arguments.iter().map(|(key, value)| format!("{}: {value}", json!(key))).collect();
         format!("{{{}}}", pairs.join(", "))
     };
     let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -236,6 +246,7 @@ fn write(
         }
         ToolFormat::Pythonic => {
             let python = |key: &str, value: &Value| match value {
+                Value::Null => format!("{key}=None"),
                 Value::Bool(flag) => format!("{key}={}", if *flag { "True" } else { "False" }),
                 Value::Array(_) | Value::Object(_) => format!(
                     "{key}={}",
@@ -356,6 +367,224 @@ fn wrong_calls_are_refused() {
     }
 }
 
+/// Formats in which an argument is raw text or JSON between tags.
+const TAGGED: [ToolFormat; 5] = [
+    ToolFormat::QwenXml,
+    ToolFormat::SeedXml,
+    ToolFormat::DeepSeekXml,
+    ToolFormat::Glm,
+    ToolFormat::MiniMax,
+];
+
+/// What a format writes that is neither tags nor JSON.
+fn has_notation(format: ToolFormat) -> bool {
+    matches!(format, ToolFormat::Gemma4 | ToolFormat::Pythonic)
+}
+
+/// Which of these arguments the grammar of a schema must take, and which it must refuse.
+#[track_caller]
+fn check_arguments(
+    formats: impl Fn(ToolFormat) -> bool,
+    schema: &Value,
+    right: &[Value],
+    wrong: &[Value],
+) {
+    for (format, has_specials) in variants().filter(|(format, _)| formats(*format)) {
+        let tools = vec![tool("f", schema.clone())];
+        let mut required = Compiled::of(tools, format, &Choice::Required, false, has_specials);
+        let write = |arguments: &Value| {
+            let arguments = arguments.as_object().expect("an object");
+            let arguments: Vec<(&str, Value)> =
+                arguments.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+            answer(format, has_specials, &[write(format, has_specials, "f", &arguments)])
+        };
+        for arguments in right {
+            required.takes(&write(arguments), &[("f", arguments.clone())]);
+        }
+        for arguments in wrong {
+            required.refuses(&write(arguments));
+        }
+    }
+}
+
+/// The same of the only argument, `x`, which is required.
+#[track_caller]
+fn check_values(
+    formats: impl Fn(ToolFormat) -> bool,
+    schema: &Value,
+    right: &[Value],
+    wrong: &[Value],
+) {
+    let schema = json!({
+        "type": "object", "properties": {"x": schema}, "required": ["x"],
+        "$defs": {"Color": {"type": "string", "enum": ["red", "dark red"]}},
+        "definitions": {"Old": {"const": "old"}},
+    });
+    let arguments = |values: &[Value]| -> Vec<Value> {
+        values.iter().map(|value| json!({"x": value})).collect()
+    };
+    check_arguments(formats, &schema, &arguments(right), &arguments(wrong));
+}
+
+#[test]
+fn strings_keep_to_their_list_wherever_it_stands() {
+    let color = json!({"$ref": "#/$defs/Color"});
+    let (right, wrong) =
+        ([json!("red"), json!("dark red")], [json!("dark"), json!("redd"), json!("")]);
+    for schema in [
+        color.clone(),
+        json!({"allOf": [color], "default": "red"}),
+        json!({"allOf": [color, {"enum": ["red", "dark red", "green"]}]}),
+        json!({"anyOf": [color]}),
+        json!({"oneOf": [{"const": "red"}, {"const": "dark red"}]}),
+        json!({"type": "string", "anyOf": [{"enum": ["red", 1]}, {"const": "dark red"}]}),
+    ] {
+        check_values(|_| true, &schema, &right, &wrong);
+    }
+    check_values(|_| true, &json!({"const": "a"}), &[json!("a")], &[json!("b"), json!("")]);
+    let old = json!({"$ref": "#/definitions/Old"});
+    check_values(|_| true, &old, &[json!("old")], &[json!("new")]);
+    // Each of these begins another, or ends as the end tag begins.
+    let words = json!({"enum": ["", "a", "a ", "ab", "a<", "</"]});
+    check_values(
+        |format| TAGGED.contains(&format),
+        &words,
+        &[json!(""), json!("a"), json!("a "), json!("ab"), json!("a<"), json!("</")],
+        &[json!("b"), json!("aa"), json!("\n")],
+    );
+    let words = json!({"type": "string", "enum": ["", "a", "ab"]});
+    check_values(|_| true, &words, &[json!(""), json!("a"), json!("ab")], &[json!("b")]);
+    let check_many = |formats: fn(ToolFormat) -> bool, count: usize| {
+        let words: Vec<String> = (0..count).map(|number| format!("word {number}")).collect();
+        let right = [json!(words[0]), json!(words[count - 1])];
+        let wrong = [json!(format!("word {count}")), json!("word")];
+        check_values(formats, &json!({"type": "string", "enum": words}), &right, &wrong);
+    };
+    check_many(|_| true, 256);
+    check_many(|format| !has_notation(format), 2_000);
+}
+
+#[test]
+fn lists_of_several_types_are_kept_to() {
+    let optional = json!({"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}], "default": null});
+    let mixed = json!({"enum": ["a", 7, true, null, 1.5]});
+    let is_strict = |format| !has_notation(format);
+    let colors = [json!("red"), json!("dark red"), json!(null)];
+    check_values(is_strict, &optional, &colors, &[json!("nul"), json!("blue"), json!(5)]);
+    let values = [json!("a"), json!(7), json!(true), json!(null), json!(1.5)];
+    check_values(is_strict, &mixed, &values, &[json!("b"), json!(8), json!(false)]);
+    // Other notations take any value here.
+    check_values(has_notation, &optional, &colors, &[]);
+    check_values(has_notation, &mixed, &values, &[]);
+}
+
+#[test]
+fn lists_without_strings_are_kept_to() {
+    for (schema, right, wrong) in [
+        (json!({"enum": [7, 8]}), json!([7, 8]), json!([9, "7 "])),
+        (json!({"const": 5}), json!([5]), json!([6])),
+        (json!({"enum": [true]}), json!([true]), json!([false])),
+        (json!({"enum": [null]}), json!([null]), json!([0])),
+    ] {
+        let values = |list: &Value| list.as_array().expect("a list").clone();
+        let (right, wrong) = (values(&right), values(&wrong));
+        check_values(|format| !has_notation(format), &schema, &right, &wrong);
+        check_values(has_notation, &schema, &right, &[]);
+    }
+}
+
+#[test]
+fn strings_keep_to_their_lengths() {
+    let schema = json!({"type": "string", "minLength": 2, "maxLength": 4});
+    let right = [json!("ab"), json!("åß日本")];
+    let wrong = [json!("a"), json!(""), json!("abcde")];
+    let is_strict = |format| !has_notation(format);
+    check_values(is_strict, &schema, &right, &wrong);
+    let least = json!({"allOf": [{"type": "string"}, {"minLength": 1}]});
+    check_values(is_strict, &least, &[json!("a\nb"), json!("a < b </p>")], &[json!("")]);
+    for least in [0, 1, 1_999] {
+        let schema = json!({"type": "string", "minLength": least, "maxLength": 2_000});
+        let right = [json!("a".repeat(least)), json!("a".repeat(2_000))];
+        check_values(is_strict, &schema, &right, &[json!("a".repeat(2_001))]);
+    }
+    // An end that comes too early is no text.
+    for least in [2, 30, 1_999] {
+        let schema = json!({"type": "string", "minLength": least});
+        let early = json!(format!("\n</parameter>\n{}", "a".repeat(2_000)));
+        check_values(|format| format == ToolFormat::QwenXml, &schema, &[], &[early]);
+    }
+}
+
+#[test]
+fn patterns_are_kept_to_in_json_and_do_no_harm_in_text() {
+    let schema = json!({"type": "string", "pattern": "^[a-z]{2}-[0-9]$"});
+    let is_json = |format| !has_notation(format) && !TAGGED.contains(&format);
+    check_values(is_json, &schema, &[json!("ab-1")], &[json!("ab"), json!("ab-12")]);
+    check_values(|format| !is_json(format), &schema, &[json!("ab-1")], &[]);
+}
+
+#[test]
+fn required_arguments_are_found_behind_references() {
+    let object = json!({
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    });
+    let definitions = json!({"Args": object});
+    let part =
+        |name: &str| json!({"properties": {name: object["properties"][name]}, "required": [name]});
+    for schema in [
+        json!({"$ref": "#/$defs/Args", "$defs": definitions}),
+        json!({"$ref": "#/$defs/Args", "$defs": {"Args": {
+            "properties": object["properties"], "required": ["a", "b"],
+        }}}),
+        json!({"allOf": [{"$ref": "#/$defs/Args"}], "$defs": definitions}),
+        json!({"allOf": [part("a"), part("b")]}),
+        json!({"anyOf": [{"$ref": "#/$defs/Args"}], "$defs": definitions}),
+        json!({"anyOf": [{"$ref": "#/$defs/Args"}, {"type": "null"}], "$defs": definitions}),
+        json!({"type": ["object", "null"], "properties": object["properties"], "required": ["a", "b"]}),
+    ] {
+        // Text is text even where it looks like a number.
+        let right = [json!({"a": "5", "b": 5})];
+        let wrong = [json!({}), json!({"a": "x"}), json!({"b": 5}), json!({"a": "x", "b": "x"})];
+        check_arguments(|_| true, &schema, &right, &wrong);
+    }
+}
+
+#[test]
+fn odd_names_are_written_or_refused_by_name() {
+    let schema = |name: &str, required: &[&str]| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": required});
+    for name in ["Due Date", "a<b", "a\"b", "a>b", "a:b", "größe", "a.b"] {
+        for (format, has_specials) in variants() {
+            let tools = [tool("f", schema(name, &[name]))];
+            let grammar = format.grammar(&tools, &Choice::Required, false, &|_| None);
+            let is_word = name.chars().all(|c| c.is_alphanumeric() || c == '.');
+            let can_name = match format {
+                ToolFormat::Gemma4 | ToolFormat::Pythonic => is_word,
+                ToolFormat::QwenXml | ToolFormat::SeedXml => !name.contains('>'),
+                ToolFormat::MiniMax | ToolFormat::DeepSeekXml => !name.contains(['>', '"']),
+                _ => true,
+            };
+            if can_name {
+                assert!(grammar.is_ok());
+                let is_this = |other| other == format;
+                check_arguments(is_this, &tools[0].parameters, &[json!({name: "x"})], &[json!({})]);
+            } else {
+                let expect = format!(
+                    "tools: \"f\" requires {name:?}, which calls of this model cannot name"
+                );
+                assert_eq!(grammar.unwrap_err().to_string(), expect, "{format:?}");
+                // What need not come is left out.
+                let tools = vec![tool("f", schema(name, &[]))];
+                let mut required =
+                    Compiled::of(tools, format, &Choice::Required, false, has_specials);
+                let call = write(format, has_specials, "f", &[]);
+                required.takes(&answer(format, has_specials, &[call]), &[("f", json!({}))]);
+            }
+        }
+    }
+}
+
 #[test]
 fn without_a_call_there_are_only_words() {
     for (format, has_specials) in variants() {
@@ -384,6 +613,17 @@ fn what_cannot_be_forced_is_named() {
     assert_eq!(error(&[], Choice::Required), "tools: there are none to choose from");
     let odd = Tool { name: "a b".to_owned(), description: None, parameters: json!({}) };
     assert_eq!(error(&[odd], Choice::Required), "tools: \"a b\" is no name for one");
+    for schema in [
+        json!({"allOf": [{"enum": ["a"]}, {"enum": ["b"]}]}),
+        json!({"enum": ["</parameter>"]}),
+        json!({"type": "string", "minLength": 2, "maxLength": 1}),
+    ] {
+        let schema = json!({"properties": {"x": schema}, "required": ["x"]});
+        let tools = [tool("f", schema)];
+        let error = ToolFormat::QwenXml.grammar(&tools, &Choice::Required, false, &none);
+        let expect = "tools: \"f\" requires \"x\", which has no value";
+        assert_eq!(error.unwrap_err().to_string(), expect);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@
 #[path = "support/exercise.rs"]
 mod exercise;
 
-use exercise::{check_events, parse, tools};
+use exercise::{check_cut_off, check_events, parse, tools};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use text::tools::{ToolEvent, ToolFormat};
@@ -61,6 +61,7 @@ fn check(format: ToolFormat, text: &str, expect: &[Part]) {
     let boundaries: Vec<usize> = (0..=text.len()).filter(|&at| text.is_char_boundary(at)).collect();
     for &cut in &boundaries {
         assert_eq!(parse(format, &tools, text, &[cut]), whole, "cut at {cut} of {text}");
+        check_cut_off(format, &tools, text, cut, &whole);
     }
     assert_eq!(parse(format, &tools, text, &boundaries), whole, "{text}");
 }

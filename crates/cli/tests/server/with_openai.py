@@ -176,6 +176,8 @@ def thinking_is_set_apart():
     equal("".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas), message.reasoning_content)
     equal(text_of(chunks), message.content)
     equal(getattr(ask(question).choices[0].message, "reasoning_content", None), None)
+    choice = ask(question, extra_body={"enable_thinking": True}, logprobs=True).choices[0]
+    equal("".join(token.token for token in choice.logprobs.content), choice.message.content)
     assert ask(question, reasoning_effort="high").choices[0].message.reasoning_content
 
 
@@ -240,6 +242,55 @@ def calls_are_streamed_in_pieces_that_fit():
         for _ in stream:
             pass
         stock_call(stream.get_final_completion())
+
+
+@check("tools")
+def a_call_that_is_cut_off_stays_open():
+    question = "Set the bathroom to 19 degrees."
+    whole = ask(question, tools=TOOLS).choices[0].message.tool_calls[0].function.arguments
+    cut = []
+    for tokens in range(1, 64):
+        choice = ask(question, tools=TOOLS, max_tokens=tokens).choices[0]
+        assert "<" not in (choice.message.content or ""), choice
+        if choice.finish_reason == "tool_calls":
+            break
+        equal(choice.finish_reason, "length")
+        for call in choice.message.tool_calls or []:
+            assert whole.startswith(call.function.arguments), call
+            # Behind its arguments only marks are missing.
+            cut += [call.function.arguments] if call.function.arguments != whole else []
+    assert any(len(part) > 10 for part in cut), cut
+    # Its history goes on.
+    call = {"id": "c", "type": "function", "function": {"name": "heating", "arguments": cut[-1]}}
+    history = [{"role": "user", "content": question}, {"role": "assistant", "content": None, "tool_calls": [call]},
+               {"role": "tool", "tool_call_id": "c", "content": "the arguments are no JSON"}]
+    equal(ask(history, tools=TOOLS, max_tokens=4).choices[0].finish_reason, "length")
+    answer = client.responses.create(model="pebble", input=question, tools=RESPONSES_TOOLS, temperature=0, max_output_tokens=15)
+    (item,) = [item for item in answer.output if item.type == "function_call"]
+    equal((answer.status, item.status), ("incomplete", "incomplete"))
+
+
+@check("tools")
+def one_call_is_enough_where_several_are_not_wanted():
+    def call(number, stock):
+        return {"id": number, "type": "function", "function": {"name": "stock_price", "arguments": json.dumps({"stock": stock})}}
+
+    history = []
+    for turn, (one, other) in enumerate((("AAAA", "BBBB"), ("CDEF", "GHIJ"), ("KLMN", "OPQR"))):
+        results = [{"role": "tool", "tool_call_id": f"{side}{turn}", "content": json.dumps({"price": price})}
+                   for side, price in (("a", 1), ("b", 2))]
+        history += [{"role": "user", "content": f"What is the stock price of {one} and {other}?"},
+                    {"role": "assistant", "content": None, "tool_calls": [call(f"a{turn}", one), call(f"b{turn}", other)]},
+                    *results, {"role": "assistant", "content": f"{one} 1, {other} 2."}]
+    history.append({"role": "user", "content": "What is the stock price of RMHF and QQQQ?"})
+    # No end, and a liking for calls.
+    function = {"name": "stock_price", "description": "Get the current stock price",
+                "parameters": {"type": "object", "properties": {"stock": {"type": "string"}}, "required": ["stock"]}}
+    wish = {"logit_bias": {"4082": -100, "4085": 4}, "temperature": 0.7, "seed": 0, "max_tokens": 120,
+            "tools": [{"type": "function", "function": function}]}
+    equal(len(ask(history, **wish).choices[0].message.tool_calls), 2)
+    choice = ask(history, parallel_tool_calls=False, **wish).choices[0]
+    equal((len(choice.message.tool_calls), choice.finish_reason), (1, "tool_calls"))
 
 
 @check("tools")

@@ -167,13 +167,16 @@ pub(super) fn called_function(function: &Fields<'_>) -> Result<Value> {
     let arguments = match function.get("arguments") {
         None => Value::Object(Map::new()),
         Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
-        Some(Value::String(text)) => serde_json::from_str(text)
-            .map_err(|error| function.error("arguments", format!("is not JSON: {error}")))?,
-        Some(other) => other.clone(),
+        // A model may have written anything, or was cut off: that is history, and shows what it wrote.
+        Some(Value::String(text)) => match serde_json::from_str(text) {
+            Ok(object @ Value::Object(_)) => object,
+            _ => serde_json::json!({"arguments": text}),
+        },
+        Some(object @ Value::Object(_)) => object.clone(),
+        Some(_) => {
+            return Err(function.error("arguments", "must be an object, or the JSON text of one"));
+        }
     };
-    if !arguments.is_object() {
-        return Err(function.error("arguments", "must be an object, or the JSON text of one"));
-    }
     Ok(serde_json::json!({"name": name, "arguments": arguments}))
 }
 
@@ -253,6 +256,9 @@ mod tests {
         check(&call(json!("{\"a\": 1}")), expect.clone());
         check(&call(json!({"a": 1})), expect);
         check(&call(json!("")), call(json!({})));
+        for text in ["{\"stock\": \"RM", "[1]", "3", "null", "not json"] {
+            check(&call(json!(text)), call(json!({"arguments": text})));
+        }
         check(
             &json!({"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{}"}}),
             json!({"role": "assistant", "content": null, "tool_calls": [
@@ -303,7 +309,7 @@ mod tests {
         let place = "messages[1].tool_calls[0].function";
         refused(&call(json!(null)), place, missing);
         refused(&call(json!({"arguments": "{}"})), &format!("{place}.name"), missing);
-        for bad in [json!("{oops"), json!("[1]"), json!("3"), json!([1])] {
+        for bad in [json!([1]), json!(3), json!(true)] {
             let function = json!({"name": "f", "arguments": bad});
             refused(&call(function), &format!("{place}.arguments"), value);
         }

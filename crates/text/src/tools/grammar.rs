@@ -4,11 +4,14 @@
 //! a weak model cannot write blanks for ever. Arguments follow each tool's JSON schema; keywords that llguidance
 //! does not know are left out of account.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::scan::NAME_LIMIT_BYTES;
 use super::schema::Types;
+use super::tagged::enumeration;
 use super::{
     Choice, Tool, ToolFormat, deepseek, gemma4, glm, harmony, hermes, invoke, kimi, llama3,
     mistral, pythonic, qwen_xml,
@@ -17,6 +20,9 @@ use crate::{Error, Result};
 
 /// Grammars are compiled for each request: larger ones are refused.
 const GRAMMAR_LIMIT_BYTES: usize = 256 << 10;
+
+/// Words of one rule: llguidance gives up where 2000 alternatives are open.
+const MOST_ALTERNATIVES: usize = 256;
 
 /// What stands around the calls of an answer.
 pub(super) struct Layout {
@@ -50,6 +56,8 @@ pub(super) struct Lark<'a> {
     special: &'a dyn Fn(&str) -> Option<u32>,
     rules: String,
     count: usize,
+    /// Why a tool cannot be called.
+    pub(super) obstacle: Option<String>,
 }
 
 impl ToolFormat {
@@ -86,11 +94,19 @@ impl ToolFormat {
         if let Some(tool) = allowed.iter().find(|tool| !is_speakable(&tool.name)) {
             return Err(Error::Tool { reason: format!("{:?} is no name for one", tool.name) });
         }
-        let mut lark = Lark { markers: self.markers(), special, rules: String::new(), count: 0 };
+        let mut lark = Lark::new(self, special);
         let grammar = match choice {
             Choice::None => self.write_words(&mut lark),
-            _ => self.write_calls(&mut lark, &allowed, parallel),
+            _ if self.writes_json() => self.write_calls(&mut lark, &allowed, parallel),
+            _ => {
+                let plain = allowed.iter().map(|tool| self.plain_tool(tool));
+                let plain: Vec<Tool> = plain.collect::<Result<_>>()?;
+                self.write_calls(&mut lark, &plain.iter().collect::<Vec<_>>(), parallel)
+            }
         };
+        if let Some(reason) = lark.obstacle {
+            return Err(Error::Tool { reason });
+        }
         if grammar.len() > GRAMMAR_LIMIT_BYTES {
             let reason = format!(
                 "their grammar has {} bytes of at most {GRAMMAR_LIMIT_BYTES}",
@@ -106,10 +122,29 @@ impl ToolFormat {
         if self != ToolFormat::Harmony {
             return None;
         }
-        let mut lark = Lark { markers: self.markers(), special, rules: String::new(), count: 0 };
+        let mut lark = Lark::new(self, special);
         let analysis = harmony::analysis(&mut lark);
         let head = format!("analysis? {}", lark.literal(harmony::FINAL));
         Some(Frame { head, rules: format!("{analysis}\n{}", lark.rules) })
+    }
+
+    /// Whether arguments are one JSON object.
+    fn writes_json(self) -> bool {
+        match self {
+            ToolFormat::Hermes
+            | ToolFormat::Harmony
+            | ToolFormat::DeepSeek
+            | ToolFormat::Kimi
+            | ToolFormat::Mistral
+            | ToolFormat::Llama3 => true,
+            ToolFormat::QwenXml
+            | ToolFormat::SeedXml
+            | ToolFormat::Gemma4
+            | ToolFormat::DeepSeekXml
+            | ToolFormat::Glm
+            | ToolFormat::MiniMax
+            | ToolFormat::Pythonic => false,
+        }
     }
 
     fn write_calls(self, lark: &mut Lark<'_>, tools: &[&Tool], parallel: bool) -> String {
@@ -194,13 +229,23 @@ impl ToolFormat {
 pub(super) fn is_speakable(name: &str) -> bool {
     let is_plain =
         |c: char| !c.is_whitespace() && !c.is_control() && !"<>\"'`{}()[]|,=\\".contains(c);
-    !name.is_empty() && name.len() <= super::scan::NAME_LIMIT_BYTES && name.chars().all(is_plain)
+    !name.is_empty() && name.len() <= NAME_LIMIT_BYTES && name.chars().all(is_plain)
 }
 
-impl Lark<'_> {
+impl<'a> Lark<'a> {
+    fn new(format: ToolFormat, special: &'a dyn Fn(&str) -> Option<u32>) -> Lark<'a> {
+        let markers = format.markers();
+        Lark { markers, special, rules: String::new(), count: 0, obstacle: None }
+    }
+
     /// Whether a marker is a special token.
     pub(super) fn is_special(&self, marker: &str) -> bool {
         (self.special)(marker).is_some()
+    }
+
+    /// Whether it will be refused whatever is added.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.rules.len() > GRAMMAR_LIMIT_BYTES
     }
 
     /// Adds a rule and returns its name.
@@ -224,22 +269,28 @@ impl Lark<'_> {
 
     /// Any text up to the first place where `end` stands, and `end`.
     pub(super) fn text_until(&mut self, end: &str) -> String {
+        self.like_until("/(?s:.*)/", end)
+    }
+
+    /// What a terminal matches, up to the first place where `end` stands, and `end`.
+    pub(super) fn like_until(&mut self, terminal: &str, end: &str) -> String {
         match self.split_at_special(end) {
             Some((before, id, after)) => {
                 let after = self.literal(after);
-                let text = self.rule("TEXT", &format!("/(?s:.*)/ {}", quoted(before)));
+                let text = self.rule("TEXT", &format!("({terminal}) {}", quoted(before)));
                 format!("{text} <[{id}]> {after}")
             }
             None => {
-                let name = format!("text_{}[suffix={}]", self.count, quoted(end));
-                let _ = writeln!(self.rules, "{name}: /(?s:.*)/");
+                let text = self.rule("TEXT", terminal);
+                let name = format!("text_{}", self.count);
                 self.count += 1;
-                format!("text_{}", self.count - 1)
+                let _ = writeln!(self.rules, "{name}[suffix={}]: {text}", quoted(end));
+                name
             }
         }
     }
 
-    fn split_at_special<'t>(&self, text: &'t str) -> Option<(&'t str, u32, &'t str)> {
+    pub(super) fn split_at_special<'t>(&self, text: &'t str) -> Option<(&'t str, u32, &'t str)> {
         let found = self.markers.iter().filter_map(|marker| {
             let id = (self.special)(marker)?;
             text.find(marker).map(|at| (at, *marker, id))
@@ -249,14 +300,31 @@ impl Lark<'_> {
         Some((&text[..at], id, &text[at + marker.len()..]))
     }
 
-    /// JSON of a whole schema: the arguments of a tool.
+    /// JSON of a whole schema: the arguments of a tool, which are an object even where it allows more.
     pub(super) fn json(&mut self, schema: &Value) -> String {
+        let types = Types::of(schema, schema);
+        let object = Types { object: true, ..Types::default() };
+        let is_open = types == Types::default() || (types.object && types != object);
         let mut schema = schema.as_object().cloned().unwrap_or_default();
-        schema.retain(|key, _| !matches!(key.as_str(), "$schema" | "$id"));
-        if !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key))
-        {
+        if is_open {
             schema.insert("type".to_owned(), "object".into());
         }
+        self.json_value(schema)
+    }
+
+    /// JSON of one part of a schema.
+    pub(super) fn json_part(&mut self, schema: &Value, root: &Value) -> String {
+        let mut part = schema.as_object().cloned().unwrap_or_default();
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = root.get(key) {
+                part.entry(key).or_insert_with(|| definitions.clone());
+            }
+        }
+        self.json_value(part)
+    }
+
+    fn json_value(&mut self, mut schema: Map<String, Value>) -> String {
+        schema.retain(|key, _| !matches!(key.as_str(), "$schema" | "$id"));
         // One space at most, as models are trained on either style.
         let options = json!({
             "whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?", "lenient": true,
@@ -264,64 +332,32 @@ impl Lark<'_> {
         schema.insert("x-guidance".to_owned(), options);
         self.rule("json", &format!("%json {}", Value::Object(schema)))
     }
-
-    /// JSON of one part of a schema.
-    fn json_part(&mut self, schema: &Value, root: &Value) -> String {
-        let mut part = schema.as_object().cloned().unwrap_or_default();
-        for key in ["$defs", "definitions"] {
-            if let Some(definitions) = root.get(key) {
-                part.entry(key).or_insert_with(|| definitions.clone());
-            }
-        }
-        self.json(&Value::Object(part))
-    }
-
-    /// Arguments one by one, in the schema's order; those that are not required may be left out.
-    pub(super) fn parameters(&mut self, tool: &Tool, tags: &Tags) -> String {
-        let mut out = String::new();
-        for (key, schema, is_required) in properties(&tool.parameters) {
-            let types = Types::of(schema, &tool.parameters);
-            let is_text = types.string || types == Types::default();
-            let flag = if is_text { "true" } else { "false" };
-            let before = format!("{}{key}{}", tags.before_key, tags.after_key.replace('?', flag));
-            let before = self.literal(&before);
-            let after = self.literal(&tags.after_value);
-            let value = match words(schema) {
-                Some(words) => format!(
-                    "({}) {after}",
-                    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" | ")
-                ),
-                None if is_text => self.text_until(&tags.after_value),
-                None => format!("{} {after}", self.json_part(schema, &tool.parameters)),
-            };
-            let rule = self.rule("parameter", &format!("{before} {value}"));
-            out.push_str(&rule);
-            out.push_str(if is_required { " " } else { "? " });
-        }
-        out
-    }
 }
 
-/// Name, schema and whether it must come, of each argument that can be named.
-pub(super) fn properties(schema: &Value) -> Vec<(&str, &Value, bool)> {
-    let required = schema["required"].as_array();
-    let is_required = |key: &str| required.is_some_and(|keys| keys.iter().any(|name| name == key));
+/// Name, schema and whether it must come, of each argument.
+pub(super) fn named_schemas(schema: &Value) -> impl Iterator<Item = (&str, &Value, bool)> {
+    let required = schema["required"].as_array().into_iter().flatten();
+    let required: HashSet<&str> = required.filter_map(Value::as_str).collect();
     let properties = schema["properties"].as_object().into_iter().flatten();
-    let named = properties.filter(|(key, _)| is_speakable(key));
-    named.map(|(key, schema)| (key.as_str(), schema, is_required(key))).collect()
+    properties.map(move |(key, schema)| (key.as_str(), schema, required.contains(key.as_str())))
 }
 
-/// The words of an enumeration of strings.
+/// Those whose name can stand anywhere.
+pub(super) fn properties(schema: &Value) -> Vec<(&str, &Value, bool)> {
+    named_schemas(schema).filter(|(key, ..)| is_speakable(key)).collect()
+}
+
+/// The words of an enumeration of strings, if they are few enough to be alternatives of a rule.
 pub(super) fn words(schema: &Value) -> Option<Vec<&str>> {
-    let values =
-        schema["enum"].as_array().filter(|values| !values.is_empty() && values.len() <= 256)?;
-    values.iter().map(|value| value.as_str().filter(|word| !word.is_empty())).collect()
+    let is_short = |values: &&Vec<Value>| !values.is_empty() && values.len() <= MOST_ALTERNATIVES;
+    enumeration(schema).filter(is_short)?.iter().map(Value::as_str).collect()
 }
 
 /// A Lark string; nothing for no text.
 pub(super) fn quoted(text: &str) -> String {
-    if text.is_empty() {
-        return String::new();
-    }
+    if text.is_empty() { String::new() } else { lark_string(text) }
+}
+
+pub(super) fn lark_string(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

@@ -194,13 +194,25 @@ impl ToolParser {
         std::mem::take(&mut self.calls.events)
     }
 
-    /// Ends the answer: an open call is completed, what was held back comes out.
+    /// Ends an answer that the model has ended: an open call is completed, what was held back comes out.
     pub fn finish(&mut self) -> Vec<ToolEvent> {
         self.advance(true);
         if self.is_inside {
             self.finish_block();
         }
         self.held.clear();
+        std::mem::take(&mut self.calls.events)
+    }
+
+    /// Ends an answer that was cut off: words that were held back come out. Half a value is none, so an open call stays open, and
+    /// what might have become a call is nothing.
+    pub fn cut(&mut self) -> Vec<ToolEvent> {
+        let is_always_open = self.reader.as_ref().is_some_and(|reader| reader.is_always_open());
+        if !self.is_inside || (is_always_open && !self.calls.is_open()) {
+            return self.finish();
+        }
+        self.held.clear();
+        self.raw.clear();
         std::mem::take(&mut self.calls.events)
     }
 

@@ -106,6 +106,37 @@ pub fn check_events(format: ToolFormat, text: &str, events: &[ToolEvent]) {
     }
 }
 
+/// What must hold where an answer is cut off: all that was said of calls is how the whole answer says it, up to there.
+pub fn check_cut_off(
+    format: ToolFormat,
+    tools: &[Tool],
+    text: &str,
+    at: usize,
+    whole: &[ToolEvent],
+) {
+    let mut parser = ToolParser::new(format, tools);
+    let mut events = parser.push(&text[..at]);
+    events.extend(parser.cut());
+    let is_of_call =
+        |event: &&ToolEvent| !matches!(event, ToolEvent::Text(_) | ToolEvent::Reasoning(_));
+    let mut whole = whole.iter().filter(is_of_call);
+    let events = merge(events);
+    for event in events.iter().filter(is_of_call) {
+        let of_whole = whole.next();
+        let is_begun = match (event, of_whole) {
+            (
+                ToolEvent::Arguments { json, index },
+                Some(ToolEvent::Arguments { json: all, index: same }),
+            ) => index == same && all.starts_with(json.as_str()),
+            _ => false,
+        };
+        assert!(
+            is_begun || Some(event) == of_whole,
+            "{event:?}, not {of_whole:?}, cut off at {at} of {text:?}"
+        );
+    }
+}
+
 /// Any bytes: the first chooses the format, the second how the rest is cut.
 pub fn answer(input: &[u8]) {
     let [format, step, rest @ ..] = input else { return };
@@ -114,6 +145,8 @@ pub fn answer(input: &[u8]) {
     let tools = tools();
     let whole = parse(format, &tools, &text, &[]);
     check_events(format, &text, &whole);
+    let at = text.floor_char_boundary(text.len() * usize::from(*step) / 256);
+    check_cut_off(format, &tools, &text, at, &whole);
     let step = 1 + usize::from(*step) % 16;
     let cuts: Vec<usize> = (0..text.len()).step_by(step).collect();
     assert_eq!(parse(format, &tools, &text, &cuts), whole, "cut every {step} bytes: {text:?}");

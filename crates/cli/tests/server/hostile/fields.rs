@@ -139,11 +139,11 @@ fn messages_that_make_no_sense_are_refused_by_their_place() {
             "messages[1].tool_calls",
         ),
         (
-            json!([{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]),
+            json!([{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]),
             "messages[0].tool_calls[0].function.arguments",
         ),
         (
-            json!([{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]),
+            json!([{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]),
             "messages[0].tool_calls[0].function.arguments",
         ),
         (
