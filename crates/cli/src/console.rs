@@ -11,6 +11,15 @@ use std::time::Duration;
 use clap::builder::styling::{AnsiColor, Color, Effects, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+/// A line of talk. Nobody is left to hear of a standard error that is closed or full, and nothing else fails for it.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+pub(crate) use say;
+
 /// What standard error can show.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Console {

@@ -14,7 +14,7 @@ use model::DecoderSpec;
 use crate::args::{GlobalArgs, StreamExperts};
 use crate::builtin::Builtin;
 use crate::commands::repack;
-use crate::console::{Console, Tone};
+use crate::console::{Console, Tone, say};
 use crate::drafting::Pair;
 use crate::measured::{Measured, Place};
 use crate::report::Advised;
@@ -274,7 +274,7 @@ impl Invocation {
                 Measured::of(&self.environment).keep_disk(&place, choice.clone());
             }
             for line in mode_lines(model, &plan, streaming, &choice, asked) {
-                eprintln!("{}", self.console.paint(Tone::Dim, &line));
+                say!("{}", self.console.paint(Tone::Dim, &line));
             }
             plan.options.reading = Some(choice);
         } else {

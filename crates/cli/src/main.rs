@@ -4,6 +4,7 @@
 //! settings adds in `settings`, how failures read in `report`.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stderr, reason = "`say!` survives a closed standard error")]
 
 mod answer;
 mod args;

@@ -11,7 +11,7 @@ use text::Message;
 
 use crate::answer::{Finish, Speaker};
 use crate::args::SamplingArgs;
-use crate::console::{Console, Tone};
+use crate::console::{Console, Tone, say};
 use crate::screen::Screen;
 use crate::settings::{first_line, history_path};
 use crate::size;
@@ -65,11 +65,7 @@ pub(crate) fn run(speaker: Speaker, choices: &SamplingArgs, console: Console) ->
         // There is none the first time.
         let _ = editor.load_history(path);
     }
-    eprintln!(
-        "{}, {} positions. /help lists commands, Ctrl-D ends.",
-        speaker.name,
-        speaker.context()
-    );
+    say!("{}, {} positions. /help lists commands, Ctrl-D ends.", speaker.name, speaker.context());
     let mut chat = Chat { speaker, choices: choices.clone(), messages: Vec::new(), console };
     let mut interrupts = 0;
     loop {
@@ -80,7 +76,7 @@ pub(crate) fn run(speaker: Speaker, choices: &SamplingArgs, console: Console) ->
                 if interrupts > 1 {
                     break;
                 }
-                eprintln!("Ctrl-C again ends the program.");
+                say!("Ctrl-C again ends the program.");
                 continue;
             }
             Typed::Text(typed) => typed,
@@ -152,7 +148,7 @@ impl Chat {
                 return Ok(Next::End);
             }
             match self.obey(name, rest.trim()) {
-                Ok(said) => eprintln!("{said}"),
+                Ok(said) => say!("{said}"),
                 Err(error) => self.complain(&error),
             }
             return Ok(Next::Go);
@@ -176,7 +172,7 @@ impl Chat {
         let answer =
             self.speaker.answer(&messages, &self.choices, &mut |piece| screen.show(piece))?;
         screen.finish()?;
-        eprintln!("{}", self.console.paint(Tone::Dim, &answer.summary(&self.speaker.name)));
+        say!("{}", self.console.paint(Tone::Dim, &answer.summary(&self.speaker.name)));
         if answer.finish == Finish::Interrupted && answer.text.is_empty() {
             self.messages.pop();
             return Ok(());
@@ -277,7 +273,7 @@ impl Chat {
     }
 
     fn complain(&self, error: &anyhow::Error) {
-        eprintln!("{} {error:#}", self.console.paint(Tone::Error, "error:"));
+        say!("{} {error:#}", self.console.paint(Tone::Error, "error:"));
     }
 }
 

@@ -9,7 +9,7 @@ use experts::probe::Choice;
 use serde_json::{Value, json};
 
 use crate::args::PlanArgs;
-use crate::console::{Align, Tone, print_json, table};
+use crate::console::{Align, Tone, print_json, say, table};
 use crate::invocation::{self, Invocation, OpenModel};
 use crate::measured::{Dated, Measured};
 use crate::size;
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &PlanArgs, invocation: &Invocation) -> Result<()> {
     }
     std::io::stdout().write_all(text.as_bytes())?;
     for hint in &plan.hints {
-        eprintln!("{} {hint}", invocation.console.paint(Tone::Hint, "hint:"));
+        say!("{} {hint}", invocation.console.paint(Tone::Hint, "hint:"));
     }
     Ok(())
 }

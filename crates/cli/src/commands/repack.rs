@@ -27,6 +27,7 @@ use self::marker::{FORMAT, Marker, Written};
 use self::origin::{CONFIG, INDEX, Origin};
 use self::recipe::Recipe;
 use crate::args::RepackArgs;
+use crate::console::say;
 use crate::interrupt::{self, Answering};
 use crate::invocation::Invocation;
 use crate::report::{Advised, Interrupted};
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &RepackArgs, invocation: &Invocation) -> Result<()> {
         let checked = copy.verify(Watch { advance: &|bytes| bar.inc(bytes), stop: &stop });
         bar.finish_and_clear();
         checked?;
-        eprintln!("{}: {} files are as they should be", out.display(), copy.file_count());
+        say!("{}: {} files are as they should be", out.display(), copy.file_count());
         return Ok(());
     }
     // Every byte is written and then read back: half a byte of the bar each.
@@ -63,16 +64,14 @@ pub(crate) fn run(args: &RepackArgs, invocation: &Invocation) -> Result<()> {
     let kept = match written {
         Err(error) if error.is::<Interrupted>() => {
             let (done, all) = (copy.done().count(), copy.recipes.len());
-            eprintln!(
-                "stopped: {done} of {all} files are complete; the same command goes on from here"
-            );
+            say!("stopped: {done} of {all} files are complete; the same command goes on from here");
             return Err(error);
         }
         other => other?,
     };
     copy.describe(kept);
     if args.out.is_none() && origin.folder().is_some() {
-        eprintln!("From now on it is used wherever {} is asked for.", origin.name);
+        say!("From now on it is used wherever {} is asked for.", origin.name);
     }
     Ok(())
 }
@@ -325,11 +324,11 @@ impl<'a> Copy<'a> {
             self.origin.spec.moe_layers().map(|(_, moe)| moe.experts.experts()).sum();
         let bytes = size::bytes(self.weight_bytes());
         let (experts, layers) = (size::counted(experts, "expert"), size::counted(layers, "layer"));
-        eprintln!("{place}: {experts} of {layers}, {bytes} in {}", size::counted(files, "file"));
+        say!("{place}: {experts} of {layers}, {bytes} in {}", size::counted(files, "file"));
         match (kept, self.recipes.len()) {
             (0, _) => {}
-            (kept, all) if kept == all => eprintln!("All of it was there already."),
-            (kept, _) => eprintln!("{kept} weight files were there already."),
+            (kept, all) if kept == all => say!("All of it was there already."),
+            (kept, _) => say!("{kept} weight files were there already."),
         }
     }
 }

@@ -9,7 +9,7 @@ use text::Message;
 use crate::answer::{Finish, Occasion, Speaker};
 use crate::args::RunArgs;
 use crate::builtin;
-use crate::console::{Tone, print_json};
+use crate::console::{Tone, print_json, say};
 use crate::interrupt;
 use crate::invocation::Invocation;
 use crate::report::{Advised, Interrupted};
@@ -61,7 +61,7 @@ fn one_shot(
         screen.finish()?;
         answer
     };
-    eprintln!("{}", invocation.console.paint(Tone::Dim, &answer.summary(&speaker.name)));
+    say!("{}", invocation.console.paint(Tone::Dim, &answer.summary(&speaker.name)));
     speaker.finish()?;
     if answer.finish == Finish::Interrupted {
         return Err(Interrupted.into());

@@ -15,7 +15,7 @@ use server::{Loaded, Options, Server};
 
 use crate::args::{ServeArgs, ServiceArgs};
 use crate::commands::show;
-use crate::console::Tone;
+use crate::console::{Tone, say};
 use crate::invocation::{self, Invocation, SwapWatch};
 use crate::report::Advised;
 use crate::size;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     let pair = invocation.plan_pair(&model, &request)?;
     let server = Server::start(options(service)).map_err(|error| listen_advice(error, service))?;
     let address = server.address();
-    let tell = |line: &str| eprintln!("{}", invocation.console.paint(Tone::Dim, line));
+    let tell = |line: &str| say!("{}", invocation.console.paint(Tone::Dim, line));
     tell(&format!("listening on http://{address}, loading {}", model.name));
     let plan = pair.plan.clone();
     let speculation = Speculation { fixed: args.fixed_draft, ..Speculation::default() };

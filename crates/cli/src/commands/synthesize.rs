@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::synth::{Error, Format, Head, Request, Router, Values, write};
 use crate::args::{SynthArgs, SynthFormat, SynthHead, SynthRouter};
+use crate::console::say;
 use crate::interrupt::{self, Answering};
 use crate::invocation::Invocation;
 use crate::report::Interrupted;
@@ -44,10 +45,10 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
     let bytes = size::bytes(weight_bytes);
     let (name, out) = (request.shape.name, args.out.display());
     match request.head {
-        None => eprintln!("{out}: {layers} of {name}, {bytes} of weights"),
+        None => say!("{out}: {layers} of {name}, {bytes} of weights"),
         Some(head) => {
             let head = head.name();
-            eprintln!("{out}: {head} for {layers} of {name}, {bytes} of weights");
+            say!("{out}: {head} for {layers} of {name}, {bytes} of weights");
         }
     }
     Ok(())

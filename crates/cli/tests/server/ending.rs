@@ -137,3 +137,20 @@ fn a_port_in_use_is_told_before_anything_is_loaded() {
     assert!(said.contains(&port) && said.contains("hint: --port 0"), "{said}");
     assert_eq!(served.chat(&question(COLD))["choices"][0]["message"]["content"], HOT);
 }
+
+/// A log on a full disk, or whose reader has gone, costs a line and nothing else: not a request, not the deadline.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_cannot_be_written_costs_nothing() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let options = ["-v", "--drain", "1"];
+    let served = Served::start_logging(&options, tempfile::tempdir().unwrap(), full);
+    assert_eq!(served.get("/health").good()["status"], "ok");
+    served.check_answers();
+    let mut body = endless(3500);
+    body["n"] = 8.into();
+    let _stream = begin(&served, &body);
+    served.signal("TERM");
+    let (status, _) = served.wait(SOON);
+    assert_eq!(status.code(), Some(0));
+}

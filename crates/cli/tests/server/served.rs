@@ -31,6 +31,12 @@ impl Served {
     pub(crate) fn start(options: &[&str]) -> Served {
         let home = tempfile::tempdir().unwrap();
         let log = std::fs::File::create(home.path().join("stderr")).unwrap();
+        Served::start_logging(options, home, log)
+    }
+
+    /// The same with another place for its talk.
+    #[track_caller]
+    pub(crate) fn start_logging(options: &[&str], home: TempDir, log: std::fs::File) -> Served {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
         // Tests run beside each other: several programs whose threads wait for one another on the same cores
         // would mostly wait. One thread is fast enough for Pebble, and no answer depends on it.
