@@ -21,12 +21,16 @@ use crate::shared::Shared;
 use crate::{anthropic, inspect, live, ollama, openai, page};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Where Anthropic's clients look for it.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// Requests that browsers of allowed origins may make.
 const CORS_METHODS: &str = "GET, POST, OPTIONS";
+/// What their pages may look at besides the body.
+const CORS_EXPOSED: &str = "x-request-id, request-id, retry-after";
 
 /// All paths.
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    let mut router = Router::new()
+    let router = Router::new()
         .route("/v1/chat/completions", post(openai::chat::complete))
         .route("/v1/completions", post(openai::completions::complete))
         .route("/v1/responses", post(openai::responses::respond))
@@ -55,10 +59,9 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/apply-template", post(inspect::apply_template))
         .route("/openapi.json", get(inspect::openapi))
         .route("/live", get(live::watch));
-    if shared.options.page {
-        router = router.merge(page::router());
-    }
+    let of_page = if shared.options.page { page::router() } else { page::sign_of_life() };
     router
+        .merge(of_page)
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&shared), guard))
@@ -84,13 +87,16 @@ async fn account(State(shared): State<Arc<Shared>>, request: Request, next: Next
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        response = render(&error, ErrorShape::of(&path), response.headers());
+        response = render(&error, ErrorShape::of(&path), &id, response.headers());
     }
     let class = usize::from(response.status().as_u16() / 100).clamp(1, 5) - 1;
     shared.metrics.responses[class].add(1);
     let seconds = start.elapsed().as_secs_f64();
     tracing::info!("{id} {method} {path} {} {seconds:.3} s", response.status().as_u16());
     if let Ok(value) = HeaderValue::from_str(&id) {
+        if ErrorShape::of(&path) == ErrorShape::Anthropic {
+            response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, value);
     }
     response
@@ -107,9 +113,14 @@ fn request_id(headers: &HeaderMap) -> String {
     }
 }
 
-fn render(error: &ApiError, shape: ErrorShape, kept: &HeaderMap) -> Response {
-    let mut response = (error.status, Json(shape.body(error))).into_response();
-    for name in [header::ALLOW, header::VARY, header::ACCESS_CONTROL_ALLOW_ORIGIN] {
+fn render(error: &ApiError, shape: ErrorShape, id: &str, kept: &HeaderMap) -> Response {
+    let mut body = shape.body(error);
+    if shape == ErrorShape::Anthropic {
+        body["request_id"] = id.into();
+    }
+    let mut response = (error.status, Json(body)).into_response();
+    let of_origin = [header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS];
+    for name in [header::ALLOW, header::VARY].into_iter().chain(of_origin) {
         if let Some(value) = kept.get(&name) {
             response.headers_mut().insert(name, value.clone());
         }
@@ -133,6 +144,8 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
         Ok(origin) => origin,
         Err(error) => return error.into_response(),
     };
+    // Pages of an allowed origin may send what they like: clients' libraries have many headers of their own.
+    let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = if request.method() == Method::OPTIONS && origin.is_some() {
         StatusCode::NO_CONTENT.into_response()
     } else if let Err(error) = check_key(&shared, request.uri().path(), headers) {
@@ -143,15 +156,17 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
     if let Some(origin) = origin {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        headers.insert(
+            header::VARY,
+            HeaderValue::from_static("Origin, Access-Control-Request-Headers"),
+        );
         headers
             .insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(CORS_METHODS));
-        headers.insert(
-            header::ACCESS_CONTROL_ALLOW_HEADERS,
-            HeaderValue::from_static(
-                "authorization, content-type, x-api-key, anthropic-version, anthropic-beta, x-prefill-progress",
-            ),
-        );
+        if let Some(asked) = asked {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked);
+        }
+        headers
+            .insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(CORS_EXPOSED));
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }
     response
@@ -208,7 +223,8 @@ fn check_origin(shared: &Shared, headers: &HeaderMap) -> Result<Option<HeaderVal
 /// The page is open to everybody, and so is the question whether the server lives; all else needs the key.
 fn check_key(shared: &Shared, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     let keys = &shared.options.api_keys;
-    if keys.is_empty() || path == "/health" || (shared.options.page && page::is_part(path)) {
+    let is_open = matches!(path, "/" | "/health") || (shared.options.page && page::is_part(path));
+    if keys.is_empty() || is_open {
         return Ok(());
     }
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -248,6 +264,13 @@ impl FromRequest<Arc<Shared>> for Posted {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Posted, ApiError> {
+        if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+            && encoding != "identity"
+        {
+            let message = "bodies are read as they are, without a Content-Encoding";
+            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return Err(ApiError::new(status, "unsupported_encoding", message));
+        }
         let most = shared.options.body_bytes;
         let too_large = || {
             let message = format!("the body is larger than {most} bytes");

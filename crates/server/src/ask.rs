@@ -13,7 +13,7 @@ use crate::fields::{Fields, Result, wrong};
 /// The most answers to one request.
 pub(crate) const MOST_CHOICES: usize = 16;
 /// The most strings that end an answer, and their longest length in bytes.
-pub(crate) const MOST_STOPS: usize = 16;
+pub(crate) const MOST_STOPS: usize = 64;
 const LONGEST_STOP_BYTES: usize = 1024;
 /// The most tools of one request.
 pub(crate) const MOST_TOOLS: usize = 512;

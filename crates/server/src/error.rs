@@ -21,12 +21,14 @@ pub(crate) struct ApiError {
     pub(crate) param: Option<String>,
     /// Seconds after which another try makes sense.
     pub(crate) retry_after: Option<u64>,
+    /// Tokens that are needed and tokens there are, where the context is too short.
+    pub(crate) context: Option<(usize, usize)>,
 }
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        ApiError { status, code, message, param: None, retry_after: None }
+        ApiError { status, code, message, param: None, retry_after: None, context: None }
     }
 
     /// The request makes no sense as a whole.
@@ -131,7 +133,7 @@ pub(crate) fn context_exceeded(needed: usize, context: usize) -> ApiError {
          shorten the messages"
     );
     let error = ApiError::bad_request("context_length_exceeded", message);
-    ApiError { param: Some("messages".to_owned()), ..error }
+    ApiError { param: Some("messages".to_owned()), context: Some((needed, context)), ..error }
 }
 
 /// An error and its causes in one line.

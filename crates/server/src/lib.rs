@@ -14,6 +14,7 @@ mod answers;
 mod app;
 mod ask;
 mod base64;
+mod continuation;
 mod conversation;
 mod desk;
 mod error;

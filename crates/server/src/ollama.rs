@@ -2,11 +2,12 @@
 //!
 //! One model answers, whatever name a request gives it: the name is handed back. What would fetch,
 //! change or remove models is refused with a sentence that says so. Tool calls come whole, with their
-//! arguments as an object.
+//! arguments as an object. A last message by the assistant is continued.
 
 mod manage;
 mod reply;
 mod request;
+mod schema;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +20,8 @@ pub(crate) use manage::{embed, ps, refuse, show, tags, version};
 
 use crate::answers::{Answers, Part};
 use crate::app::Posted;
-use crate::error::ErrorShape;
+use crate::continuation::continued;
+use crate::error::{ApiError, ErrorShape};
 use crate::fields::{Fields, Result};
 use crate::prepare;
 use crate::shared::Shared;
@@ -47,9 +49,13 @@ async fn answer(shared: &Shared, kind: Kind, wanted: Wanted) -> Result<Response>
     let started = Instant::now();
     let model = wanted.model.unwrap_or(manage::tagged(&shared.model()?.name));
     let reply = Reply { kind, model, started };
-    // Who asks for nothing wants the model to be there, which it is.
-    let Some(ask) = wanted.ask else { return Ok(Json(reply.loaded()).into_response()) };
-    let answers = prepare::begin(shared, ask).await?;
+    // Who asks for nothing wants the model to be there, which it is, or to be gone, which makes no difference
+    // to them: the one model stays.
+    let Some(ask) = wanted.ask else {
+        return Ok(Json(reply.nothing(wanted.unloads)).into_response());
+    };
+    let ask = continued(shared, ask, wanted.begun.as_deref()).await?;
+    let answers = prepare::begin(shared, ask).await.map_err(in_own_words)?;
     if wanted.stream {
         let options = &shared.options;
         // Lines of JSON have no comments: a silent stream stays silent.
@@ -58,7 +64,7 @@ async fn answer(shared: &Shared, kind: Kind, wanted: Wanted) -> Result<Response>
         let run = |wire| tell(wire, answers, reply);
         return Ok(wire::stream(Framing::Lines, keep_alive, run));
     }
-    let whole = answers.collect().await?.pop().unwrap_or_default();
+    let whole = answers.collect().await.map_err(in_own_words)?.pop().unwrap_or_default();
     Ok(Json(reply.whole(&whole)).into_response())
 }
 
@@ -81,7 +87,7 @@ async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) -> Result<(), 
                 }
                 Part::ToolEnd { .. } => calls.end().map(|call| reply.tool_call(call)),
                 Part::Finished(ending) => Some(reply.last(&ending)),
-                Part::Failed(error) => Some(ErrorShape::Ollama.body(&error)),
+                Part::Failed(error) => Some(ErrorShape::Ollama.body(&in_own_words(error))),
             };
             if let Some(line) = line {
                 wire.json(&line).await?;
@@ -89,4 +95,26 @@ async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// Names fields as Ollama does.
+fn in_own_words(error: ApiError) -> ApiError {
+    error.renamed("logit_bias", "options.logit_bias").renamed("response_format", "format")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_named_as_ollama_does() {
+        #[track_caller]
+        fn check(field: &str, expect: &str) {
+            let error = in_own_words(ApiError::field(field, "no"));
+            assert_eq!(error.message, format!("{expect}: no"));
+        }
+        check("logit_bias", "options.logit_bias");
+        check("response_format", "format");
+        check("messages", "messages");
+    }
 }

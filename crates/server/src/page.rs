@@ -50,6 +50,11 @@ pub(crate) fn router() -> Router<Arc<Shared>> {
     })
 }
 
+/// What is where the page would be: clients of Ollama look there to see whether there is a server.
+pub(crate) fn sign_of_life() -> Router<Arc<Shared>> {
+    Router::new().route("/", get(|| async { "millstream is running\n" }))
+}
+
 /// Whether a path is one of the page's.
 pub(crate) fn is_part(path: &str) -> bool {
     FILES.iter().any(|file| file.path == path)

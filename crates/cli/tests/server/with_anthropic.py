@@ -95,6 +95,19 @@ def tokens_are_counted():
     assert client.messages.count_tokens(model="pebble", messages=USER, tools=TOOLS).input_tokens > 100
 
 
+@check("messages")
+def models_are_listed_and_shown():
+    (model,) = client.models.list()
+    equal((model.id, model.type, model.display_name), ("pebble", "model", "pebble"))
+    assert model.created_at.year > 2000, model
+    equal(client.models.retrieve(model.id).created_at, model.created_at)
+
+
+@check("messages")
+def a_last_message_by_the_assistant_is_continued():
+    equal(text_of(ask([*USER, {"role": "assistant", "content": "The opposite of"}])), " cold is hot.")
+
+
 @check("tools")
 def a_tool_makes_a_round_trip():
     history = [{"role": "user", "content": "What is the stock price of RMHF?"}]
@@ -105,6 +118,18 @@ def a_tool_makes_a_round_trip():
     history += [{"role": "assistant", "content": [block.to_dict() for block in message.content]},
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": '{"price": 161.75}'}]}]
     equal(text_of(ask(history, tools=TOOLS)), "The price of RMHF is 161.75.")
+
+
+@check("tools")
+def an_image_that_a_tool_returned_does_not_lock_the_conversation():
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    history = [{"role": "user", "content": "Read a.png."},
+               {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "read", "input": {}}]},
+               {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [image]}]},
+               {"role": "assistant", "content": "I read text only."}, *USER]
+    equal(ask(history, max_tokens=3).type, "message")
+    raises(anthropic.BadRequestError, lambda: ask([{"role": "user", "content": [image]}]),
+           "messages[0].content[0].type: this model reads text only, not image")
 
 
 @check("tools")
@@ -135,7 +160,7 @@ def errors_have_the_shape_of_this_dialect():
     raises(anthropic.BadRequestError, lambda: ask([{"role": "wizard", "content": "x"}]), "role")
     raises(anthropic.BadRequestError, lambda: client.post(
         "/v1/messages", body={"model": "pebble", "messages": USER}, cast_to=object), "max_tokens")
-    raises(anthropic.BadRequestError, lambda: ask("one two three " * 10_000), "context")
+    raises(anthropic.BadRequestError, lambda: ask("one two three " * 10_000), "prompt is too long: ", " tokens > ", " maximum")
     raises(anthropic.NotFoundError, lambda: client.post("/v1/messages/nowhere", body={}, cast_to=object))
 
 

@@ -71,7 +71,15 @@ def generate_uses_the_template_unless_raw():
     raw = client.generate(model="pebble", prompt="The opposite of", raw=True, options={"temperature": 0, "num_predict": 4})
     equal(raw.prompt_eval_count, 3)
     # No prompt: a client asks whether the model is there.
-    equal(client.generate(model="pebble").done, True)
+    equal(client.generate(model="pebble").done_reason, "load")
+    equal(client.generate(model="pebble", keep_alive=0).done_reason, "unload")
+
+
+@check("chat")
+def a_last_message_by_the_assistant_is_continued():
+    begun = [*USER, {"role": "assistant", "content": "The opposite of"}]
+    equal(ask(begun).message.content, " cold is hot.")
+    equal("".join(piece.message.content for piece in ask(begun, stream=True)), " cold is hot.")
 
 
 @check("chat")
@@ -124,10 +132,22 @@ def a_format_is_kept_to():
     jsonschema.validate(json.loads(generated.response), made)
 
 
+@check("tools")
+def a_format_has_the_properties_it_lists_and_no_others():
+    # As Pydantic writes it: nothing is said of further properties.
+    made = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
+    for seed in range(10):
+        options = {"temperature": 1, "seed": seed, "num_predict": 400}
+        answer = ask("Grizumn is 81 years old and lives in Prague. Return it as JSON.", format=made, options=options)
+        equal((answer.done_reason, list(json.loads(answer.message.content))), ("stop", ["name"]))
+
+
 @check("errors")
 def errors_have_the_shape_of_this_dialect():
-    error = raises(ollama.ResponseError, lambda: ask(options={"top_p": 7}), "top_p")
+    error = raises(ollama.ResponseError, lambda: ask(options={"top_p": 7}), "options.top_p: must be 0 to 1")
     equal(error.status_code, 400)
+    raises(ollama.ResponseError, lambda: ask(options={"repeat_penalty": 0}), "options.repeat_penalty: ")
+    raises(ollama.ResponseError, lambda: client.generate(model="pebble", prompt=COLD, context=[1, 2]), "context: ", "/api/chat")
     equal(raises(ollama.ResponseError, lambda: ask([{"role": "wizard", "content": "x"}]), "role").status_code, 400)
     equal(raises(ollama.ResponseError, lambda: ask("one two three " * 10_000), "context").status_code, 400)
     equal(raises(ollama.ResponseError, lambda: client.show("no-such-model")).status_code, 404)

@@ -2,6 +2,7 @@
 //!
 //! What the server cannot do (images, tools that Anthropic itself runs) is refused by name; what makes no
 //! difference to an answer (`cache_control`, `metadata`, betas) is ignored, for Claude Code sends all of it.
+//! An image that a tool returned is left out and said to be: it comes again with every later request.
 
 use engine::Grammar;
 use serde_json::Value;
@@ -15,6 +16,9 @@ use crate::fields::{Fields, Result, wrong};
 /// A line that Claude Code puts into its system prompt for Anthropic's accounts. It changes with every request,
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
+
+/// What stands for an image that a tool returned.
+const IMAGE_LEFT_OUT: &str = "[image left out: this model reads text only]";
 
 /// Why a conversation is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +36,7 @@ pub(crate) struct Asked {
     /// Whether the answer is streamed.
     pub(crate) streams: bool,
     /// What the assistant has said of its answer already.
-    pub(crate) prefill: Option<String>,
+    pub(crate) begun: Option<String>,
 }
 
 /// Reads a request.
@@ -48,7 +52,7 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     }
     let mut conversation = Conversation::default();
     if let Some(system) = fields.get("system") {
-        read_texts(system, "system", |text| {
+        read_texts(system, "system", Block::only_text, |text| {
             if !text.starts_with(BILLING) {
                 conversation.instructed(text);
             }
@@ -61,7 +65,7 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     if conversation.is_empty() {
         return Err(fields.error("messages", "there are no messages"));
     }
-    let prefill = read_prefill(&conversation)?;
+    let begun = read_begun(&conversation)?;
 
     let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
     ask.max_tokens = max_tokens;
@@ -79,11 +83,11 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     let field = if is_short { "output_format" } else { "output_config.format" };
     field.clone_into(&mut ask.grammar_field);
     let streams = fields.bool("stream")?.unwrap_or(false);
-    Ok(Asked { ask, streams, prefill })
+    Ok(Asked { ask, streams, begun })
 }
 
 /// A last message by the assistant is the beginning of the answer.
-fn read_prefill(conversation: &Conversation) -> Result<Option<String>> {
+fn read_begun(conversation: &Conversation) -> Result<Option<String>> {
     let Some(assistant) = conversation.last_assistant() else { return Ok(None) };
     match assistant.said_only() {
         Some("") => Err(ApiError::field("messages", "the last message has no text to continue")),
@@ -107,7 +111,9 @@ fn read_message(message: &Fields<'_>, conversation: &mut Conversation) -> Result
             conversation.said("");
             read_blocks(content, &path, conversation, Conversation::said, read_assistant_block)
         }
-        "system" => read_texts(content, &path, |text| conversation.instructed(text)),
+        "system" => {
+            read_texts(content, &path, Block::only_text, |text| conversation.instructed(text))
+        }
         other => {
             Err(message.error("role", format!("expected \"user\" or \"assistant\", got {other:?}")))
         }
@@ -141,9 +147,8 @@ fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result
             let id = block.text("tool_use_id")?;
             let mut texts = Vec::new();
             if let Some(content) = block.fields.get("content") {
-                read_texts(content, &block.fields.path("content"), |text| {
-                    texts.push(text.to_owned());
-                })?;
+                let take = |text: &str| texts.push(text.to_owned());
+                read_texts(content, &block.fields.path("content"), Block::result, take)?;
             }
             let mut text = texts.join("\n\n");
             if block.fields.bool("is_error")?.unwrap_or(false) {
@@ -151,7 +156,7 @@ fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result
             }
             conversation.returned(id, text);
         }
-        _ => return Err(block.unsupported("user")),
+        _ => return Err(block.refused("in a message by the user")),
     }
     Ok(())
 }
@@ -167,25 +172,23 @@ fn read_assistant_block(block: &Block<'_>, conversation: &mut Conversation) -> R
             let input = block.fields.map("input")?.cloned().unwrap_or_default();
             conversation.called(block.text("id")?, block.text("name")?, input);
         }
-        _ => return Err(block.unsupported("assistant")),
+        _ => return Err(block.refused("in a message by the assistant")),
     }
     Ok(())
 }
 
-/// Texts of a string or of an array of blocks, which may be of no other kind.
-fn read_texts(content: &Value, path: &str, mut take: impl FnMut(&str)) -> Result<()> {
+/// Texts of a string or of an array of blocks.
+fn read_texts<'a>(
+    content: &'a Value,
+    path: &str,
+    text_of: impl Fn(&Block<'a>) -> Result<&'a str>,
+    mut take: impl FnMut(&str),
+) -> Result<()> {
     match content {
         Value::String(text) => take(text),
         Value::Array(blocks) => {
             for (index, block) in blocks.iter().enumerate() {
-                let block = Block::of(block, format!("{path}[{index}]"))?;
-                match block.kind {
-                    "text" => take(block.text("text")?),
-                    kind => {
-                        let message = format!("expected \"text\", {kind:?} is not supported here");
-                        return Err(block.fields.error("type", message));
-                    }
-                }
+                take(text_of(&Block::of(block, format!("{path}[{index}]"))?)?);
             }
         }
         other => return Err(wrong(path, "a string or an array of text blocks", other)),
@@ -212,8 +215,28 @@ impl<'a> Block<'a> {
         Ok(self.fields.string(key)?.unwrap_or_default())
     }
 
-    fn unsupported(&self, role: &str) -> ApiError {
-        let message = format!("{:?} is not supported in a message by the {role}", self.kind);
+    /// The text of a block that may be of no other kind.
+    fn only_text(&self) -> Result<&'a str> {
+        match self.kind {
+            "text" => self.text("text"),
+            _ => Err(self.refused("here, only \"text\" is")),
+        }
+    }
+
+    /// What a tool returned.
+    fn result(&self) -> Result<&'a str> {
+        match self.kind {
+            "image" => Ok(IMAGE_LEFT_OUT),
+            _ => self.only_text(),
+        }
+    }
+
+    /// This kind of block is not supported `there`.
+    fn refused(&self, there: &str) -> ApiError {
+        let message = match self.kind {
+            "image" | "document" => format!("this model reads text only, not {}", self.kind),
+            kind => format!("{kind:?} is not supported {there}"),
+        };
         self.fields.error("type", message)
     }
 }

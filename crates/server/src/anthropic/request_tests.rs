@@ -85,7 +85,7 @@ fn a_last_message_by_the_assistant_is_continued() {
         let sent = json!([{"role": "user", "content": "q"}, last]);
         let read = read(&with(json!({"messages": sent})), Purpose::Answer);
         match (read, expect) {
-            (Ok(asked), Ok(expect)) => assert_eq!(asked.prefill.as_deref(), expect),
+            (Ok(asked), Ok(expect)) => assert_eq!(asked.begun.as_deref(), expect),
             (Err(error), Err(expect)) => assert_eq!(error.message, expect),
             (read, _) => panic!("{read:?}"),
         }
@@ -102,6 +102,35 @@ fn a_last_message_by_the_assistant_is_continued() {
             {"type": "tool_use", "id": "1", "name": "f", "input": {}},
         ]}),
         Err("messages: the last message calls tools, and no tool_result follows"),
+    );
+}
+
+#[test]
+fn an_image_that_a_tool_returned_is_left_out_and_any_other_refused_with_the_reason() {
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
+    let user = |block: &Value| with(json!({"messages": [{"role": "user", "content": [block]}]}));
+    let returned = json!({"type": "tool_result", "tool_use_id": "1",
+        "content": [{"type": "text", "text": "a.png"}, image]});
+    assert_eq!(
+        messages(&asked(&user(&returned)))[0]["content"],
+        "a.png\n\n[image left out: this model reads text only]"
+    );
+    #[track_caller]
+    fn check(body: &Value, expect: &str) {
+        assert_eq!(read(body, Purpose::Answer).unwrap_err().message, expect);
+    }
+    check(&user(&image), "messages[0].content[0].type: this model reads text only, not image");
+    check(
+        &with(json!({"system": [image]})),
+        "system[0].type: this model reads text only, not image",
+    );
+    check(
+        &user(&json!({"type": "document", "source": {}})),
+        "messages[0].content[0].type: this model reads text only, not document",
+    );
+    check(
+        &user(&json!({"type": "tool_use"})),
+        "messages[0].content[0].type: \"tool_use\" is not supported in a message by the user",
     );
 }
 
@@ -229,7 +258,7 @@ fn what_is_wrong_is_named() {
     };
     check(result(json!({"content": 1})), "messages[0].content[0].content");
     check(
-        result(json!({"content": [{"type": "image"}]})),
+        result(json!({"content": [{"type": "document"}]})),
         "messages[0].content[0].content[0].type",
     );
     check(result(json!({"is_error": "no"})), "messages[0].content[0].is_error");

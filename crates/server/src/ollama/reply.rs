@@ -69,10 +69,10 @@ impl Reply {
         line
     }
 
-    /// Nothing was asked, and the model is there.
-    pub(super) fn loaded(&self) -> Value {
+    /// Nothing was asked but that the model be there, or be gone.
+    pub(super) fn nothing(&self, unloads: bool) -> Value {
         let mut line = self.line("", "", Vec::new(), true);
-        line["done_reason"] = "load".into();
+        line["done_reason"] = if unloads { "unload" } else { "load" }.into();
         line
     }
 
@@ -139,10 +139,7 @@ impl Calls {
     /// The call, unless its arguments were cut off: half an object is none.
     pub(super) fn end(&mut self) -> Option<Value> {
         let (id, name, arguments) = self.open.take()?;
-        let arguments: Map<String, Value> = match arguments.trim() {
-            "" => Map::new(),
-            text => serde_json::from_str(text).ok()?,
-        };
+        let arguments: Map<String, Value> = serde_json::from_str(&arguments).ok()?;
         let index = self.count;
         self.count += 1;
         Some(json!({"id": id, "function": {"index": index, "name": name, "arguments": arguments}}))
@@ -226,11 +223,13 @@ mod tests {
                 "done_reason": "length", "load_duration": 0, "prompt_eval_count": 9,
                 "prompt_eval_duration": 500_000_000, "eval_count": 4, "eval_duration": 2_000_000_000}),
         );
-        check(
-            reply.loaded(),
-            &json!({"model": "m:latest", "message": {"role": "assistant", "content": ""}, "done": true,
-                "done_reason": "load"}),
-        );
+        for (unloads, reason) in [(false, "load"), (true, "unload")] {
+            check(
+                reply.nothing(unloads),
+                &json!({"model": "m:latest", "message": {"role": "assistant", "content": ""}, "done": true,
+                    "done_reason": reason}),
+            );
+        }
     }
 
     #[test]
@@ -258,7 +257,12 @@ mod tests {
         };
         let whole = Whole {
             reasoning: "hm".to_owned(),
-            tool_calls: vec![call("f", "{\"x\": 1}"), call("g", ""), call("h", "{\"x\":")],
+            tool_calls: vec![
+                call("f", "{\"x\": 1}"),
+                call("g", "{}"),
+                call("h", "{\"x\":"),
+                call("i", ""),
+            ],
             ending: Some(ending(Finish::ToolCalls)),
             ..Whole::default()
         };

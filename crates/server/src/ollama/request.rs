@@ -5,12 +5,16 @@ use serde_json::{Map, Value};
 use text::tools::Tool;
 
 use crate::ask::{Ask, Input, Wishes};
-use crate::conversation::Conversation;
+use crate::conversation::{Assistant, Conversation};
 use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
+use crate::ollama::schema;
 
 /// The most likely tokens that may be asked for in place of each.
 const MOST_LOGPROBS: usize = 20;
+
+/// The highest temperature there is; Ollama takes any.
+const HIGHEST_TEMPERATURE: f32 = 2.0;
 
 /// A request.
 #[derive(Debug)]
@@ -19,14 +23,21 @@ pub(super) struct Wanted {
     pub(super) model: Option<String>,
     /// Whether lines are to come as they are ready.
     pub(super) stream: bool,
-    /// `None` if nothing is asked but that the model be there.
+    /// `None` if nothing is asked but that the model be there, or be gone.
     pub(super) ask: Option<Ask>,
+    /// What the assistant has said of its answer already.
+    pub(super) begun: Option<String>,
+    /// Whether the model may go when this is done.
+    pub(super) unloads: bool,
 }
 
 /// `POST /api/chat`
 pub(super) fn chat(fields: &Fields<'_>) -> Result<Wanted> {
     let messages = fields.array("messages")?.unwrap_or_default();
-    let mut ask = Ask::new(Input::Chat(conversation(fields, messages)?));
+    let conversation = conversation(fields, messages)?;
+    let begun = conversation.last_assistant().and_then(Assistant::said_only);
+    let begun = begun.filter(|text| !text.is_empty()).map(str::to_owned);
+    let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
     for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
         let path = format!("{}[{index}]", fields.path("tools"));
         Fields::of(tool, path.as_str())?;
@@ -35,7 +46,7 @@ pub(super) fn chat(fields: &Fields<'_>) -> Result<Wanted> {
         tool.parameters = in_usual_order(tool.parameters);
         ask.add_tool(tool, &path)?;
     }
-    wanted(fields, ask, messages.is_empty())
+    Ok(Wanted { begun, ..wanted(fields, ask, messages.is_empty())? })
 }
 
 /// The keys of a schema in the order that most people write them and models have read them in: Ollama's
@@ -59,6 +70,11 @@ pub(super) fn generate(fields: &Fields<'_>) -> Result<Wanted> {
         let message = "the model's own template is used; `raw` uses none";
         return Err(fields.error("template", message));
     }
+    if fields.array("context")?.is_some_and(|context| !context.is_empty()) {
+        let message =
+            "earlier tokens are not taken up again: use /api/chat with the messages so far";
+        return Err(fields.error("context", message));
+    }
     no_images(fields)?;
     let prompt = fields.string("prompt")?.unwrap_or_default();
     let system = fields.string("system")?.unwrap_or_default();
@@ -78,7 +94,9 @@ pub(super) fn generate(fields: &Fields<'_>) -> Result<Wanted> {
 
 /// The fields that both have.
 fn wanted(fields: &Fields<'_>, mut ask: Ask, is_empty: bool) -> Result<Wanted> {
-    if let Some(options) = fields.fields("options")? {
+    if let Some(options) = fields.map("options")? {
+        let options = with_whole_seed(options);
+        let options = Fields::of(&options, fields.path("options"))?;
         ask.sampling = wishes(&options)?;
         ask.max_tokens = most_tokens(&options)?;
         ask.set_stop(&options, "stop")?;
@@ -91,12 +109,12 @@ fn wanted(fields: &Fields<'_>, mut ask: Ask, is_empty: bool) -> Result<Wanted> {
         return Err(fields.error("top_logprobs", format!("at most {MOST_LOGPROBS}, got {top}")));
     }
     ask.sampling.logprobs = (fields.bool("logprobs")? == Some(true)).then_some(top);
-    // Also of a request that asks for nothing: what is wrong stays wrong.
-    ask.sampling.over(&SamplingParams::default(), 0, 0).validate()?;
     Ok(Wanted {
         model: name(fields)?,
         stream: fields.bool("stream")?.unwrap_or(true),
         ask: (!is_empty).then_some(ask),
+        begun: None,
+        unloads: fields.get("keep_alive").is_some_and(is_no_time),
     })
 }
 
@@ -106,15 +124,46 @@ pub(super) fn name(fields: &Fields<'_>) -> Result<Option<String>> {
     Ok(name.filter(|name| !name.is_empty()).map(str::to_owned))
 }
 
+/// Whether this is no time at all: 0 seconds, or a text such as `0s` or `0h0m`.
+fn is_no_time(keep_alive: &Value) -> bool {
+    match keep_alive {
+        Value::String(text) => {
+            let mut digits = text.chars().filter(char::is_ascii_digit).peekable();
+            digits.peek().is_some() && digits.all(|digit| digit == '0')
+        }
+        other => other.as_f64() == Some(0.0),
+    }
+}
+
+/// Options whose seed is 4 where it was 4.0: some clients have no integers.
+fn with_whole_seed(options: &Map<String, Value>) -> Value {
+    let mut options = options.clone();
+    if let Some(seed) = options.get_mut("seed").filter(|seed| seed.is_f64())
+        && let Some(number) = seed.as_f64()
+        && number.fract() == 0.0
+        && number.abs() < 9.0e15
+    {
+        *seed = (number as i64).into();
+    }
+    options.into()
+}
+
 fn wishes(options: &Fields<'_>) -> Result<Wishes> {
     let mut wishes = Wishes::read(options)?;
-    if let Some(penalty) = options.number("repeat_penalty")? {
-        wishes.repetition_penalty = Some(penalty);
-    }
+    let penalty = options.number("repeat_penalty")?;
+    wishes.repetition_penalty = penalty.or(wishes.repetition_penalty);
+    wishes.temperature = wishes.temperature.map(|value| value.min(HIGHEST_TEMPERATURE));
     // -1 is how Ollama says "any".
     if options.get("seed").and_then(Value::as_i64).is_some_and(|seed| seed < 0) {
         wishes.seed = None;
     }
+    // Here, where the options' own names are known, and so also in a request that asks for nothing.
+    wishes.over(&SamplingParams::default(), 0, 0).validate().map_err(|error| {
+        let error = ApiError::from(error);
+        let Some(field) = error.param.clone() else { return error };
+        let is_renamed = field == "repetition_penalty" && penalty.is_some();
+        error.renamed(&field, &options.path(if is_renamed { "repeat_penalty" } else { &field }))
+    })?;
     Ok(wishes)
 }
 
@@ -132,7 +181,7 @@ fn format(fields: &Fields<'_>) -> Result<Option<Grammar>> {
         None => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
         Some(Value::String(text)) if text == "json" => Ok(Some(Grammar::JsonObject)),
-        Some(schema @ Value::Object(_)) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
+        Some(schema @ Value::Object(_)) => Ok(Some(Grammar::JsonSchema(schema::closed(schema)))),
         Some(Value::String(text)) => {
             Err(fields.error("format", format!("must be json or a JSON schema, got {text:?}")))
         }
@@ -166,7 +215,7 @@ fn no_images(fields: &Fields<'_>) -> Result<()> {
 
 /// Messages as templates take them. Ollama's calls have no ids: a result belongs to the first call of its
 /// tool that has none yet.
-fn conversation(fields: &Fields<'_>, messages: &[Value]) -> Result<Vec<Value>> {
+fn conversation(fields: &Fields<'_>, messages: &[Value]) -> Result<Conversation> {
     let mut conversation = Conversation::default();
     // Calls without a result: id and name.
     let mut open: Vec<(String, String)> = Vec::new();
@@ -213,7 +262,7 @@ fn conversation(fields: &Fields<'_>, messages: &[Value]) -> Result<Vec<Value>> {
             }
         }
     }
-    Ok(conversation.into_messages())
+    Ok(conversation)
 }
 
 /// Id, name and arguments of a call.
@@ -237,176 +286,5 @@ fn tool_call(value: &Value, path: &str) -> Result<(Option<String>, String, Map<S
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn read(read: impl Fn(&Fields<'_>) -> Result<Wanted>, body: &Value) -> Result<Wanted> {
-        read(&Fields::of_body(body).unwrap())
-    }
-
-    fn messages(ask: Option<Ask>) -> Value {
-        match ask.unwrap().input {
-            Input::Chat(messages) => messages.into(),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[track_caller]
-    fn refused(result: Result<Wanted>, param: &str) {
-        let error = result.unwrap_err();
-        assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
-    }
-
-    #[test]
-    fn options_are_read_where_ollama_has_them() {
-        let body = json!({
-            "model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": false,
-            "options": {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7,
-                "num_predict": 20, "stop": ["x", ""], "repeat_penalty": 1.1, "presence_penalty": 0.2,
-                "frequency_penalty": 0.3, "num_ctx": 2048, "mirostat": 0},
-            "think": "high", "logprobs": true, "top_logprobs": 2, "keep_alive": "5m",
-        });
-        let wanted = read(chat, &body).unwrap();
-        assert_eq!((wanted.model.as_deref(), wanted.stream), (Some("m"), false));
-        let ask = wanted.ask.unwrap();
-        let expect = Wishes {
-            temperature: Some(0.5),
-            top_k: Some(3),
-            top_p: Some(0.9),
-            min_p: Some(0.1),
-            repetition_penalty: Some(1.1),
-            presence_penalty: Some(0.2),
-            frequency_penalty: Some(0.3),
-            seed: Some(7),
-            logprobs: Some(2),
-            ..Wishes::default()
-        };
-        assert_eq!(ask.sampling, expect);
-        assert_eq!((ask.max_tokens, ask.stop), (Some(20), vec!["x".to_owned()]));
-        assert_eq!(ask.thinking, Some(true));
-        assert_eq!(ask.template_variables["reasoning_effort"], "high");
-    }
-
-    #[test]
-    fn what_means_any_or_none_is_absent() {
-        for (number, expect) in [(-1, None), (-2, None), (0, None), (5, Some(5))] {
-            let body = json!({"prompt": "x", "options": {"num_predict": number, "seed": -1}});
-            let ask = read(generate, &body).unwrap().ask.unwrap();
-            assert_eq!(
-                (ask.max_tokens, ask.sampling.seed, ask.sampling.logprobs),
-                (expect, None, None)
-            );
-        }
-        assert!(read(generate, &json!({"prompt": "x"})).unwrap().stream);
-        // Only that the model be there.
-        assert!(read(generate, &json!({"model": "m"})).unwrap().ask.is_none());
-        assert!(read(generate, &json!({"prompt": ""})).unwrap().ask.is_none());
-        assert!(read(chat, &json!({"messages": []})).unwrap().ask.is_none());
-        assert!(read(chat, &json!({})).unwrap().ask.is_none());
-    }
-
-    #[test]
-    fn formats() {
-        #[track_caller]
-        fn check(format: &Value, expect: Option<&Grammar>) {
-            let ask = read(generate, &json!({"prompt": "x", "format": format})).unwrap().ask;
-            assert_eq!(ask.unwrap().grammar.as_ref(), expect);
-        }
-        check(&json!(null), None);
-        check(&json!(""), None);
-        check(&json!("json"), Some(&Grammar::JsonObject));
-        let schema = json!({"type": "object"});
-        check(&schema, Some(&Grammar::JsonSchema(schema.clone())));
-    }
-
-    #[test]
-    fn a_prompt_is_a_turn_of_the_user_unless_it_is_raw() {
-        let body = json!({"prompt": "hi", "system": "be brief"});
-        let expect = json!([
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "hi"},
-        ]);
-        assert_eq!(messages(read(generate, &body).unwrap().ask), expect);
-        let body = json!({"prompt": "hi", "system": "be brief", "raw": true});
-        let ask = read(generate, &body).unwrap().ask.unwrap();
-        assert!(ask.is_raw && matches!(ask.input, Input::Text(text) if text == "hi"));
-    }
-
-    #[test]
-    fn results_find_their_calls() {
-        let call = |name: &str| json!({"function": {"name": name, "arguments": {"x": 1}}});
-        let body = json!({"messages": [
-            {"role": "user", "content": "q"},
-            {"role": "assistant", "thinking": "hm", "tool_calls": [call("f"), call("g")]},
-            {"role": "tool", "tool_name": "g", "content": "2"},
-            {"role": "tool", "content": "1"},
-            {"role": "tool", "content": "?"},
-        ]});
-        let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": {"x": 1}}});
-        let expect = json!([
-            {"role": "user", "content": "q"},
-            {"role": "assistant", "content": "", "reasoning_content": "hm",
-             "tool_calls": [call("call_0", "f"), call("call_1", "g")]},
-            {"role": "tool", "tool_call_id": "call_1", "content": "2", "name": "g"},
-            {"role": "tool", "tool_call_id": "call_0", "content": "1", "name": "f"},
-            {"role": "tool", "tool_call_id": "call_unknown", "content": "?"},
-        ]);
-        assert_eq!(messages(read(chat, &body).unwrap().ask), expect);
-    }
-
-    #[test]
-    fn tools_are_offered() {
-        let body = json!({
-            "messages": [{"role": "user", "content": "q"}],
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": {
-                "$defs": {}, "required": ["x"], "properties": {"x": {}}, "type": "object"}}}],
-        });
-        let ask = read(chat, &body).unwrap().ask.unwrap();
-        assert_eq!(ask.tools[0].name, "f");
-        let expect = r#"{"type":"object","properties":{"x":{}},"required":["x"],"$defs":{}}"#;
-        assert_eq!(ask.tool_definitions[0]["function"]["parameters"].to_string(), expect);
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        let message = |message: Value| json!({"messages": [message]});
-        refused(read(chat, &json!({"messages": "hi"})), "messages");
-        refused(read(chat, &message(json!("hi"))), "messages[0]");
-        refused(read(chat, &message(json!({"content": "hi"}))), "messages[0].role");
-        refused(read(chat, &message(json!({"role": "robot"}))), "messages[0].role");
-        refused(read(chat, &message(json!({"role": "user", "content": 3}))), "messages[0].content");
-        let picture = json!({"role": "user", "content": "", "images": ["AAAA"]});
-        refused(read(chat, &message(picture)), "messages[0].images");
-        let bad = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]});
-        refused(read(chat, &message(bad)), "messages[0].tool_calls[0].function.arguments");
-        let bad = json!({"role": "assistant", "tool_calls": [{}]});
-        refused(read(chat, &message(bad)), "messages[0].tool_calls[0].function");
-        let body = |key: &str, value: Value| {
-            let mut body = json!({"prompt": "x", "messages": [{"role": "user"}]});
-            body[key] = value;
-            body
-        };
-        refused(read(chat, &body("tools", json!([1]))), "tools[0]");
-        refused(read(chat, &body("tools", json!([{"function": {}}]))), "tools[0]");
-        refused(read(generate, &body("suffix", json!("b"))), "suffix");
-        refused(read(generate, &body("template", json!("{{ .Prompt }}"))), "template");
-        refused(read(generate, &body("format", json!("xml"))), "format");
-        refused(read(generate, &body("format", json!(1))), "format");
-        refused(read(generate, &body("think", json!("much"))), "think");
-        refused(read(generate, &body("think", json!(1))), "think");
-        refused(read(generate, &body("stream", json!("yes"))), "stream");
-        refused(read(generate, &body("options", json!([]))), "options");
-        refused(
-            read(generate, &body("options", json!({"num_predict": 1.5}))),
-            "options.num_predict",
-        );
-        refused(read(generate, &body("options", json!({"stop": 1}))), "options.stop");
-        refused(
-            read(generate, &body("options", json!({"temperature": "x"}))),
-            "options.temperature",
-        );
-        refused(read(generate, &body("top_logprobs", json!(21))), "top_logprobs");
-        refused(read(generate, &body("images", json!(["AAAA"]))), "images");
-    }
-}
+#[path = "request_tests.rs"]
+mod tests;

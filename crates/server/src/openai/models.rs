@@ -1,4 +1,6 @@
 //! `GET /v1/models`, `/v1/models/{name}`, and `/v1/embeddings`, which there are none of.
+//!
+//! Anthropic's clients ask for models at the same paths: entries and lists have the fields of both dialects.
 
 use std::sync::Arc;
 
@@ -12,12 +14,12 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::model::Facts;
 use crate::shared::Shared;
+use crate::time::rfc3339;
 
 /// The one model there is.
 pub(crate) async fn list(State(shared): State<Arc<Shared>>) -> Result<Json<Value>> {
     let model = shared.model()?;
-    let entry = entry(&model.name, model.created, &model.facts);
-    Ok(Json(json!({"object": "list", "data": [entry]})))
+    Ok(Json(listed(&entry(&model.name, model.created, &model.facts))))
 }
 
 /// The model of this name.
@@ -57,11 +59,24 @@ fn check_input(body: &Value) -> Result<()> {
     }
 }
 
+fn listed(entry: &Value) -> Value {
+    json!({
+        "object": "list",
+        "first_id": entry["id"],
+        "last_id": entry["id"],
+        "has_more": false,
+        "data": [entry],
+    })
+}
+
 fn entry(name: &str, created: u64, facts: &Facts) -> Value {
     json!({
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": created,
+        "created_at": rfc3339(created, 0),
         "owned_by": "millstream",
         "context_length": facts.context,
         "max_model_len": facts.context,
@@ -89,12 +104,21 @@ mod tests {
             quantization: "4-bit".to_owned(),
             experts: None,
         };
+        let entry = entry("maker/model", 7, &facts);
         assert_eq!(
-            entry("maker/model", 7, &facts),
+            entry,
             json!({
                 "id": "maker/model", "object": "model", "created": 7, "owned_by": "millstream",
+                "type": "model", "display_name": "maker/model", "created_at": "1970-01-01T00:00:07.000000Z",
                 "context_length": 4096, "max_model_len": 4096,
                 "meta": {"parameters": 30_000_000_000u64, "bytes": 17_000_000_000u64, "quantization": "4-bit"},
+            })
+        );
+        assert_eq!(
+            listed(&entry),
+            json!({
+                "object": "list", "data": [entry],
+                "first_id": "maker/model", "last_id": "maker/model", "has_more": false,
             })
         );
     }

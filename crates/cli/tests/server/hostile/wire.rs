@@ -159,11 +159,18 @@ fn pages_of_others_and_names_of_others_are_kept_out() {
         (reply.status, reply.header("access-control-allow-origin")),
         (200, Some("https://chat.example"))
     );
-    let preflight =
-        http::head("OPTIONS", CHAT, &[origin, ("access-control-request-method", "POST")]) + "\r\n";
+    // As the official libraries for JavaScript ask.
+    let asked = "content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access";
+    let asking = [
+        origin,
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", asked),
+    ];
+    let preflight = http::head("OPTIONS", CHAT, &asking) + "\r\n";
     let reply = open.send(preflight.as_bytes());
-    assert_eq!(reply.status, 204);
-    assert!(reply.header("access-control-allow-headers").unwrap().contains("content-type"));
+    assert_eq!((reply.status, reply.header("access-control-allow-headers")), (204, Some(asked)));
+    let exposed = reply.header("access-control-expose-headers").unwrap();
+    assert!(exposed.contains("x-request-id"), "{exposed}");
     let other =
         open.send(&http::post(CHAT, &[("origin", "https://evil.example")], body.as_bytes()));
     assert_eq!(other.status, 403);
@@ -223,4 +230,27 @@ fn nothing_of_a_prompt_is_logged() {
     served.signal("TERM");
     let (_, said) = served.wait(Duration::from_secs(60));
     assert!(!said.contains(secret), "{said}");
+}
+
+#[test]
+fn a_compressed_body_is_refused_by_its_encoding() {
+    let served = Served::start(&[]);
+    let body = question(COLD).to_string();
+    let encoded = |encoding: &'static str| {
+        served.send(&http::post(CHAT, &[("content-encoding", encoding)], body.as_bytes()))
+    };
+    let reply = encoded("gzip");
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["code"]),
+        (415, &"unsupported_encoding".into())
+    );
+    assert_eq!(encoded("identity").status, 200);
+}
+
+#[test]
+fn without_the_page_there_is_still_a_sign_of_life() {
+    let served = Served::start(&["--no-page", "--api-key", "secret"]);
+    let reply = served.get("/");
+    assert_eq!((reply.status, reply.text().as_str()), (200, "millstream is running\n"));
+    assert_eq!(served.get("/v1/models").status, 401);
 }

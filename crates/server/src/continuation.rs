@@ -1,0 +1,95 @@
+//! Continuing a last message by the assistant.
+//!
+//! The prompt is rendered with a mark behind the message's text and cut there, so that it ends inside the turn
+//! whatever the template writes around it.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::ask::{Ask, Input, identifier};
+use crate::error::ApiError;
+use crate::fields::Result;
+use crate::prepare::{self, blocking};
+use crate::shared::Shared;
+
+/// The ask with a prompt that ends where the answer has `begun`: with the text of the last message.
+pub(crate) async fn continued(shared: &Shared, mut ask: Ask, begun: Option<&str>) -> Result<Ask> {
+    let Some(begun) = begun else { return Ok(ask) };
+    let mark = identifier("continue-");
+    let rendered = prepare::prompt(shared, marked(&ask, &mark)).await?.text;
+    let text = cut(&rendered, &mark, begun)?.to_owned();
+    let dialect = Arc::clone(&shared.model()?.dialect);
+    // The template has written the beginning-of-text token already.
+    let encode = move || dialect.tokenizer.encode(&text, false).map_err(ApiError::from);
+    ask.input = Input::Tokens(blocking(encode).await?);
+    Ok(ask)
+}
+
+/// The same conversation with a mark at its end, and no further turn opened.
+fn marked(ask: &Ask, mark: &str) -> Ask {
+    let mut marked = Ask::new(ask.input.clone());
+    if let Input::Chat(messages) = &mut marked.input
+        && let Some(Value::String(content)) = messages.last_mut().map(|last| &mut last["content"])
+    {
+        content.push_str(mark);
+    }
+    marked.tools.clone_from(&ask.tools);
+    marked.tool_definitions.clone_from(&ask.tool_definitions);
+    marked.tool_choice.clone_from(&ask.tool_choice);
+    marked.thinking = ask.thinking;
+    marked.template_variables.clone_from(&ask.template_variables);
+    marked.template_variables.insert("add_generation_prompt".to_owned(), false.into());
+    marked
+}
+
+/// The prompt up to the mark, if the template shows the text to continue as it is.
+fn cut<'a>(rendered: &'a str, mark: &str, begun: &str) -> Result<&'a str> {
+    match rendered.split_once(mark) {
+        // Templates strip what a message begins with; what it ends with is what is continued.
+        Some((prompt, after)) if !after.contains(mark) && prompt.ends_with(begun.trim_start()) => {
+            Ok(prompt)
+        }
+        _ => {
+            let message = "this model's chat template cannot continue a message of the assistant: \
+                           end with one of the user";
+            Err(ApiError::field("messages", message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_prompt_ends_where_the_text_to_continue_ends() {
+        #[track_caller]
+        fn check(rendered: &str, begun: &str, expect: Option<&str>) {
+            assert_eq!(cut(rendered, "MARK", begun).ok(), expect);
+        }
+        check("<a>The answer is (MARK</a>", "The answer is (", Some("<a>The answer is ("));
+        check("<a>so MARK</a>", "  so ", Some("<a>so "));
+        // A template that strips, repeats or drops the text.
+        check("<a>soMARK</a>", "so ", None);
+        check("<a>soMARK</a><b>soMARK</b>", "so", None);
+        check("<a></a>", "so", None);
+    }
+
+    #[test]
+    fn the_mark_stands_behind_the_last_text_only() {
+        let messages = vec![
+            json!({"role": "user", "content": "q"}),
+            json!({"role": "assistant", "content": "a"}),
+        ];
+        let mut ask = Ask::new(Input::Chat(messages));
+        ask.thinking = Some(true);
+        let marked = marked(&ask, "MARK");
+        let Input::Chat(messages) = marked.input else { panic!("it was a chat") };
+        assert_eq!(messages[0]["content"], "q");
+        assert_eq!(messages[1]["content"], "aMARK");
+        assert_eq!(marked.thinking, Some(true));
+        assert_eq!(marked.template_variables["add_generation_prompt"], false);
+    }
+}
