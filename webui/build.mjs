@@ -13,7 +13,7 @@ import { fileURLToPath } from 'node:url';
 const root = dirname(fileURLToPath(import.meta.url));
 const source = join(root, 'src');
 const target = join(root, '..', 'crates', 'server', 'page');
-const SIZE_MAX = 150_000;
+const SIZE_MAX = 160_000;
 
 const IMPORT = /^import \{([^}]*)\} from '\.\/([\w-]+\.js)';\n/gm;
 

@@ -3,8 +3,8 @@
 // Every change of a conversation by the user goes through here. Answers go on in the background when another conversation
 // is opened; their views come back with it.
 
-import { addMessage, childrenOf, choose, newConversation, pathOf, requestMessages } from './conversation.js';
-import { byId, copyText, icon, make } from './dom.js';
+import { addMessage, childrenOf, choose, chooseTo, dropMessage, newConversation, pathOf, requestMessages } from './conversation.js';
+import { byId, composing, copyText, icon, make } from './dom.js';
 import { formatCount } from './format.js';
 import { Generation } from './generation.js';
 import { MessageView } from './message.js';
@@ -17,8 +17,8 @@ const SUGGESTIONS = ['Tell me a story about a fox and a lantern', 'What is 48 + 
 
 /** Shows a conversation and takes part in it. */
 export class Chat {
-  constructor({ library, settings, connection, opened, changed, openSettings }) {
-    Object.assign(this, { library, settings, connection, opened, changed, openSettings });
+  constructor({ library, settings, connection, opened, changed, openSettings, askKey }) {
+    Object.assign(this, { library, settings, connection, opened, changed, openSettings, askKey });
     this.conversation = null;
     this.views = new Map();
     this.generations = new Map();
@@ -38,7 +38,7 @@ export class Chat {
       this.send();
     });
     this.input.addEventListener('keydown', (event) => {
-      if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+      if (event.key === 'Enter' && !event.shiftKey && !composing(event)) {
         event.preventDefault();
         this.send();
       } else if (event.key === 'ArrowUp' && this.input.value === '') {
@@ -51,7 +51,11 @@ export class Chat {
     });
     this.input.addEventListener('input', () => this.resize());
     byId('stop').addEventListener('click', () => this.stop());
-    byId('jump').addEventListener('click', () => this.toEnd());
+    byId('jump').addEventListener('click', () => {
+      // The button goes; the field would open the keyboard of a touch screen.
+      this.scroll.focus();
+      this.toEnd();
+    });
     this.scroll.addEventListener('scroll', () => this.scrolled(), { passive: true });
     this.holder.addEventListener('click', (event) => {
       const button = event.target.closest('[data-action="copy-code"]');
@@ -92,6 +96,18 @@ export class Chat {
     this.controls();
   }
 
+  /** Another tab has changed a conversation: shows what is new, and stays with the answer being made here. */
+  changedElsewhere(id) {
+    const running = this.generations.get(id);
+    if (running) chooseTo(running.conversation, running.message);
+    if (this.conversation?.id !== id) return;
+    const path = pathOf(this.conversation);
+    if (path.length === this.views.size && path.every((message) => this.views.has(message.id))) {
+      for (const view of this.views.values()) view.catchUp();
+    } else if (!this.holder.querySelector('.edit')) this.render();
+    if (this.follow) this.toEnd();
+  }
+
   welcome() {
     const choose = (text) => () => {
       this.input.value = text;
@@ -115,13 +131,24 @@ export class Chat {
       restart: (message) => this.restart(message),
       results: (message, texts) => this.results(message, texts),
       contextLength: () => this.connection.contextLength,
+      writtenElsewhere: (conversation) => this.library.busyElsewhere.has(conversation.id),
     };
+  }
+
+  /** Whether an answer is being made in the open conversation; if so, says what to do. */
+  occupied() {
+    if (this.generation()) toast('Stop the answer first.');
+    return this.generation() !== null;
   }
 
   /** Sends what is in the field. */
   send() {
     const text = this.input.value;
-    if (!text.trim() || this.generation()) return;
+    if (!text.trim() || this.occupied()) return;
+    if (this.connection.state === 'locked') {
+      this.askKey();
+      return;
+    }
     if (this.connection.state !== 'ready') {
       toast(this.connection.state === 'loading' ? 'The model is still being loaded.' : 'The server is not there yet.');
       return;
@@ -135,7 +162,7 @@ export class Chat {
 
   /** Adds a message of the user below `parent` and asks for an answer. */
   say(parent, text) {
-    if (this.generation() || !this.fields()) return false;
+    if (this.occupied() || !this.fields()) return false;
     const fresh = !this.conversation;
     if (fresh) this.conversation = newConversation(this.settings.system);
     const message = addMessage(this.conversation, parent, { role: 'user', content: text });
@@ -150,7 +177,7 @@ export class Chat {
   /** Asks for an answer below `parent`, beside those that are there. */
   answer(parent) {
     const fields = this.fields();
-    if (!fields || this.generation()) return;
+    if (!fields || this.occupied()) return;
     const { conversation } = this;
     const message = addMessage(conversation, parent, { role: 'assistant', pending: true });
     const body = { model: this.connection.model ?? 'default', messages: requestMessages(conversation, message.id), ...fields };
@@ -169,9 +196,9 @@ export class Chat {
 
   /** Answers again in place of a failed attempt that brought nothing, else beside it. */
   retry(message) {
-    if (this.generation()) return;
+    if (this.occupied()) return;
     const bare = !message.content && !message.calls?.length && childrenOf(this.conversation, message.id).length === 0;
-    if (bare) this.conversation.messages = this.conversation.messages.filter((other) => other !== message);
+    if (bare) dropMessage(this.conversation, message);
     this.answer(message.parent);
   }
 
@@ -183,6 +210,7 @@ export class Chat {
   }
 
   results(message, texts) {
+    if (this.occupied()) return;
     let parent = message.id;
     message.calls.forEach((call, index) => {
       parent = addMessage(this.conversation, parent, { role: 'tool', call: call.id, content: texts[index] }).id;
@@ -191,7 +219,7 @@ export class Chat {
   }
 
   show(message, step) {
-    if (!message || this.generation()) return;
+    if (!message || this.occupied()) return;
     choose(this.conversation, message);
     this.render();
     this.library.save(this.conversation);
@@ -224,10 +252,12 @@ export class Chat {
 
   heard(running, change) {
     const { conversation } = running;
+    // A conversation that was deleted meanwhile would come back.
+    const save = () => this.library.get(conversation.id) === conversation && this.library.save(conversation);
     if (change === 'done') {
       this.generations.delete(conversation.id);
       conversation.updated = Date.now();
-      this.library.save(conversation);
+      save();
       this.changed(conversation);
       this.ended(running);
       return;
@@ -235,13 +265,16 @@ export class Chat {
     const now = Date.now();
     if (now - (this.savedAt.get(conversation.id) ?? now) > SAVE_EVERY_MS) {
       this.savedAt.set(conversation.id, now);
-      this.library.save(conversation);
+      save();
     } else if (!this.savedAt.has(conversation.id)) this.savedAt.set(conversation.id, now);
     if (conversation === this.conversation) this.redraw();
   }
 
   ended(running) {
-    if (running.failure && (running.failure.status === 0 || running.failure.status === 401)) this.connection.check();
+    if (running.failure?.status === 401) {
+      this.connection.lock();
+      this.askKey();
+    } else if (running.failure?.status === 0) this.connection.check();
     if (running.conversation !== this.conversation) return;
     const view = this.views.get(running.message.id);
     if (!view) return;
@@ -322,6 +355,7 @@ export class Chat {
     const done = await copyText(code);
     // The button's text node belongs to the renderer, so it is changed in place.
     button.firstChild.data = done ? 'Copied' : 'Not allowed';
+    announce(done ? 'Copied.' : 'The browser did not allow copying.');
     setTimeout(() => {
       if (button.firstChild) button.firstChild.data = 'Copy';
     }, 1_500);

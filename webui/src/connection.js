@@ -57,6 +57,12 @@ export class Connection {
     }
   }
 
+  /** An answer was refused for want of the key: /health is open to all and would not say so. */
+  lock() {
+    clearTimeout(this.timer);
+    this.become('locked', 0);
+  }
+
   fail() {
     const wait = GONE_INTERVALS_MS[Math.min(this.failures, GONE_INTERVALS_MS.length - 1)];
     this.failures += 1;

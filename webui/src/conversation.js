@@ -8,6 +8,7 @@ export const FILE_FORMAT = 'millstream-conversations';
 const FILE_VERSION = 1;
 const ROLES = new Set(['user', 'assistant', 'tool']);
 const ROOT = '';
+const ID = /^[\w-]{1,64}$/;
 
 /** A new name for something. */
 export function newId() {
@@ -65,13 +66,57 @@ export function choose(conversation, message) {
   conversation.choice[message.parent ?? ROOT] = message.id;
 }
 
+/** Chooses the path that leads to a message. */
+export function chooseTo(conversation, message) {
+  for (let at = message; at; at = conversation.messages.find((other) => other.id === at.parent)) choose(conversation, at);
+}
+
+/** Takes a message out, also of what other tabs and the store have: `adoptMessages` would bring it back. */
+export function dropMessage(conversation, message) {
+  conversation.messages = conversation.messages.filter((other) => other !== message);
+  conversation.dropped = [...(conversation.dropped ?? []), message.id];
+}
+
+/** Adds the messages that another copy of the conversation has, and what is further along there. */
+export function adoptMessages(conversation, other) {
+  const dropped = new Set([...(conversation.dropped ?? []), ...(other.dropped ?? [])]);
+  if (dropped.size) conversation.dropped = [...dropped];
+  const known = new Map(conversation.messages.map((message) => [message.id, message]));
+  for (const message of other.messages) {
+    const mine = known.get(message.id);
+    if (!mine) conversation.messages.push(message);
+    else if (isFurther(message, mine)) {
+      delete mine.pending;
+      Object.assign(mine, message);
+    }
+  }
+  conversation.messages = conversation.messages.filter((message) => !dropped.has(message.id));
+  conversation.choice = { ...other.choice, ...conversation.choice };
+}
+
+/** Takes over a newer copy of the conversation; its messages stay the same objects. */
+export function adopt(conversation, newer) {
+  const { title, renamed, updated, system, choice } = newer;
+  adoptMessages(conversation, newer);
+  Object.assign(conversation, { title, renamed, updated, system, choice: { ...conversation.choice, ...choice } });
+}
+
+// Only a message that is being written changes, and only in the tab that writes it: whoever has more of it is ahead.
+function isFurther(message, mine) {
+  const length = ({ content, reasoning = '', calls = [] }) => content.length + reasoning.length + JSON.stringify(calls).length;
+  return Boolean(mine.pending) && (!message.pending || length(message) > length(mine));
+}
+
 /** A title from the first words of a message. */
 export function titleOf(text) {
   const line = text.trim().split('\n').find((part) => part.trim() !== '') ?? '';
   const words = line.replace(/[#*`>_]/g, '').replace(/\s+/g, ' ').trim();
-  if (words.length <= 60) return words || 'Untitled';
-  const cut = words.slice(0, 60);
-  return `${cut.slice(0, cut.lastIndexOf(' ') > 30 ? cut.lastIndexOf(' ') : 60).trimEnd()}…`;
+  // Whole characters: half an emoji is none.
+  const characters = [...words];
+  if (characters.length <= 60) return words || 'Untitled';
+  const cut = characters.slice(0, 60).join('');
+  const space = cut.lastIndexOf(' ');
+  return `${(space > 30 ? cut.slice(0, space) : cut).trimEnd()}…`;
 }
 
 /** Whether every word of a query occurs in the conversation. */
@@ -169,7 +214,7 @@ function checkConversation(raw, where) {
     for (const [parent, child] of Object.entries(raw.choice)) if ((parent === ROOT || ids.has(parent)) && ids.has(child)) choice[parent] = child;
   }
   return {
-    id: text(raw.id, `the id of ${where}`) || newId(),
+    id: ID.test(text(raw.id, `the id of ${where}`)) ? raw.id : newId(),
     title: text(raw.title, `the title of ${where}`, true).slice(0, 300),
     renamed: raw.renamed === true,
     created: time(raw.created),
@@ -184,7 +229,7 @@ function checkMessage(raw, where) {
   if (!isObject(raw)) throw new Error(`${where} is not an object`);
   if (!ROLES.has(raw.role)) throw new Error(`${where} has the unknown role ${JSON.stringify(raw.role) ?? 'none'}`);
   const id = text(raw.id, `the id of ${where}`);
-  if (!/^[\w-]{1,64}$/.test(id)) throw new Error(`${where} has no usable id`);
+  if (!ID.test(id)) throw new Error(`${where} has no usable id`);
   const message = {
     id,
     parent: raw.parent === null || raw.parent === undefined ? null : text(raw.parent, `the parent of ${where}`),
@@ -195,6 +240,7 @@ function checkMessage(raw, where) {
   if (raw.reasoning) message.reasoning = text(raw.reasoning, `the reasoning of ${where}`);
   if (raw.call) message.call = text(raw.call, `the call of ${where}`);
   if (raw.stopped === true) message.stopped = true;
+  if (raw.pending === true) message.pending = true;
   if (Array.isArray(raw.calls)) {
     message.calls = raw.calls.map((call) => {
       if (!isObject(call)) throw new Error(`a tool call of ${where} is not an object`);

@@ -51,12 +51,15 @@ export function openSettings(settings, conversation, done) {
     const changed = {};
     const read = (id, work) => {
       const place = form.querySelector(`#set-${id}-error`);
+      const input = form.querySelector(`#set-${id}`);
       place.textContent = '';
+      input.removeAttribute('aria-invalid');
       try {
         return work();
       } catch (problem) {
         place.textContent = `Expected: ${problem.message}`;
-        wrong.push(form.querySelector(`#set-${id}`));
+        input.setAttribute('aria-invalid', 'true');
+        wrong.push(input);
         return null;
       }
     };
@@ -107,6 +110,21 @@ export function openSettings(settings, conversation, done) {
   system.focus();
 }
 
+/** Closes a dialog at a click beside it. One that began inside, such as a selection drawn too far, does not count. */
+export function closeBeside(dialog) {
+  const isBeside = ({ clientX, clientY }) => {
+    const { left, right, top, bottom } = dialog.getBoundingClientRect();
+    return clientX < left || clientX > right || clientY < top || clientY > bottom;
+  };
+  let began = false;
+  dialog.addEventListener('pointerdown', (event) => {
+    began = isBeside(event);
+  });
+  dialog.addEventListener('click', (event) => {
+    if (began && event.target === dialog && isBeside(event)) dialog.close();
+  });
+}
+
 /** Opens the list of shortcuts. */
 export function openShortcuts(settings) {
   const dialog = byId('shortcuts');
@@ -125,13 +143,12 @@ export function openShortcuts(settings) {
   dialog.showModal();
 }
 
-/** Asks for the server's key until `unlock(key)` says that it opens. */
+/** Asks for the server's key until `unlock(key)` says that it opens, or the user leaves it. */
 export function askKey(unlock) {
   const dialog = byId('key');
   if (dialog.open) return;
   const input = byId('key-input');
   const error = byId('key-error');
-  dialog.oncancel = (event) => event.preventDefault();
   byId('key-form').onsubmit = async (event) => {
     event.preventDefault();
     error.textContent = '';
@@ -143,6 +160,7 @@ export function askKey(unlock) {
       input.select();
     }
   };
+  error.textContent = '';
   dialog.showModal();
   input.focus();
 }

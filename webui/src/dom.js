@@ -6,7 +6,7 @@
 import { safeUrl } from './inline.js';
 
 const SVG = 'http://www.w3.org/2000/svg';
-const ATTRIBUTES = new Set(['class', 'href', 'rel', 'target', 'start', 'scope', 'type', 'role', 'tabindex', 'data-action', 'aria-label']);
+const ATTRIBUTES = new Set(['class', 'href', 'rel', 'target', 'start', 'scope', 'type', 'role', 'tabindex', 'dir', 'data-action', 'aria-label']);
 
 /** Makes an element: attributes by name, listeners as `on…` functions, false and null left out. */
 export function make(tag, attrs = {}, ...children) {
@@ -71,6 +71,11 @@ export function iconButton(name, label, onclick, attrs = {}) {
   return make('button', { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick, ...attrs }, icon(name));
 }
 
+/** Whether a key belongs to an input method that is still composing. Safari says so by the number only. */
+export function composing(event) {
+  return event.isComposing || event.keyCode === 229;
+}
+
 /** Makes the DOM of a plain node. */
 export function renderNode(item) {
   if (typeof item === 'string') return document.createTextNode(item);
@@ -127,12 +132,14 @@ export async function copyText(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
+    const focused = document.activeElement;
     const area = make('textarea', { class: 'offscreen', 'aria-hidden': 'true' });
     area.value = text;
     document.body.append(area);
     area.select();
     const copied = document.execCommand('copy');
     area.remove();
+    focused?.focus();
     return copied;
   }
 }

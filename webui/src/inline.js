@@ -38,7 +38,7 @@ export function safeUrl(raw) {
 export function parseInline(text, open = false, depth = 0) {
   const parts = [];
   const brackets = [];
-  const missing = new Set(); // lengths of backtick runs that have no partner further on
+  const missing = new Set(); // lengths of backtick runs, and ends of formulas, that do not come further on
   let plain = '';
   let marks = 0;
   let at = 0;
@@ -55,7 +55,7 @@ export function parseInline(text, open = false, depth = 0) {
   while (at < text.length) {
     const char = text[at];
     if (char === '\\') {
-      const math = mathAt(text, at);
+      const math = mathAt(text, at, missing);
       if (math) {
         add(node('span', { class: 'math' }, [math.source]));
         at = math.end;
@@ -207,11 +207,13 @@ function codeText(raw) {
 }
 
 /** `\( … \)` and `\[ … \]`: shown as written, so that backslashes and underscores survive. */
-function mathAt(text, at) {
+function mathAt(text, at, missing) {
   const close = { '(': '\\)', '[': '\\]' }[text[at + 1]];
-  if (!close) return null;
+  if (!close || missing.has(close)) return null;
   const end = text.indexOf(close, at + 2);
-  return end < 0 ? null : { source: text.slice(at, end + 2), end: end + 2 };
+  if (end >= 0) return { source: text.slice(at, end + 2), end: end + 2 };
+  missing.add(close);
+  return null;
 }
 
 function decodeEntity([, decimal, hex, name]) {

@@ -1,16 +1,18 @@
 // The conversations of this browser: in memory, written through to the store, and in step with other tabs.
 //
-// The one invariant: a conversation that cannot be written is kept in memory and the user is told.
+// The one invariant: a conversation that cannot be written is kept in memory and the user is told. A conversation stays
+// the same object however often other tabs change it, so whoever writes into it goes on.
 
-import { exportText, importText, mergeImported } from './conversation.js';
+import { adopt, adoptMessages, exportText, importText, mergeImported } from './conversation.js';
 import { isFull, openStore } from './store.js';
 
-/** Opens, changes and finds conversations. `changed(id)` is called after changes from another tab. */
+/** Opens, changes and finds conversations. `changed(id)` is called after changes from another tab; `busy(id)` says whether this tab writes an answer. */
 export class Library {
-  constructor(changed, failed) {
-    this.changed = changed;
-    this.failed = failed;
+  constructor({ changed, failed, busy }) {
+    Object.assign(this, { changed, failed, busy });
     this.conversations = new Map();
+    /** Conversations in which another tab writes an answer. */
+    this.busyElsewhere = new Set();
     this.store = null;
     this.channel = typeof BroadcastChannel === 'function' ? new BroadcastChannel('millstream') : null;
     if (this.channel) this.channel.onmessage = (event) => this.fromOtherTab(event.data);
@@ -36,12 +38,15 @@ export class Library {
     return this.conversations.get(id) ?? null;
   }
 
-  /** Keeps a conversation as it is now. */
+  /** Keeps a conversation as it is now, and with it what other tabs have added. */
   async save(conversation) {
     this.conversations.set(conversation.id, conversation);
     try {
-      await this.store.put(conversation);
-      this.channel?.postMessage({ saved: conversation.id });
+      await this.store.update(conversation.id, (kept) => {
+        if (kept) adoptMessages(conversation, kept);
+        return conversation;
+      });
+      this.tell(conversation.id, this.busy(conversation.id));
       return true;
     } catch (error) {
       this.failed(isFull(error)
@@ -49,6 +54,11 @@ export class Library {
         : 'The browser could not keep this chat. Export it before you close the tab.', error);
       return false;
     }
+  }
+
+  /** Tells the other tabs that a conversation was saved, and whether this one goes on writing. */
+  tell(saved, busy) {
+    this.channel?.postMessage({ saved, busy });
   }
 
   async remove(id) {
@@ -74,14 +84,16 @@ export class Library {
     return { added, skipped: imported.length - added.length };
   }
 
-  async fromOtherTab({ saved, removed }) {
+  async fromOtherTab({ saved, removed, busy }) {
     if (!this.store) return;
+    if (busy) this.busyElsewhere.add(saved);
+    else this.busyElsewhere.delete(saved ?? removed);
     if (removed) this.conversations.delete(removed);
-    if (saved) {
-      // One at a time would need another request type; a few hundred conversations are read in milliseconds.
-      const all = await this.store.all().catch(() => []);
-      const fresh = all.find((conversation) => conversation.id === saved);
-      if (fresh) this.conversations.set(saved, fresh);
+    const fresh = saved && (await this.store.get(saved).catch(() => null));
+    if (fresh) {
+      const known = this.get(saved);
+      if (known) adopt(known, fresh);
+      else this.conversations.set(saved, fresh);
     }
     this.changed(saved ?? removed);
   }

@@ -3,13 +3,13 @@
 import { setApiKey } from './api.js';
 import { Chat } from './chat.js';
 import { Connection } from './connection.js';
-import { askKey, openSettings, openShortcuts } from './dialogs.js';
-import { byId, icon } from './dom.js';
+import { askKey, closeBeside, openSettings, openShortcuts } from './dialogs.js';
+import { byId, composing, icon } from './dom.js';
 import { Library } from './library.js';
 import { LiveStream } from './live.js';
 import { banner, toast } from './notices.js';
 import { Panel } from './panel.js';
-import { loadSettings, saveSettings } from './settings.js';
+import { followSettings, loadSettings, saveSettings } from './settings.js';
 import { Sidebar } from './sidebar.js';
 
 const PANEL_BESIDE = matchMedia('(min-width: 1180px)');
@@ -20,7 +20,11 @@ class Page {
   constructor() {
     this.settings = loadSettings();
     this.connection = new Connection(() => this.showConnection());
-    this.library = new Library((id) => this.otherTab(id), (text) => this.storeFailed(text));
+    this.library = new Library({
+      changed: (id) => this.otherTab(id),
+      failed: (text) => toast(text, { lasting: true, action: 'Export all', onaction: () => this.sidebar.exportAll() }),
+      busy: (id) => this.chat.generations.has(id),
+    });
     this.chat = new Chat({
       library: this.library,
       settings: this.settings,
@@ -28,6 +32,7 @@ class Page {
       opened: (conversation) => this.opened(conversation),
       changed: () => this.sidebar.render(),
       openSettings: () => this.openSettings(),
+      askKey: () => this.askKey(),
     });
     this.sidebar = new Sidebar({
       library: this.library,
@@ -67,19 +72,21 @@ class Page {
       if (button.hasAttribute('aria-label')) button.title = button.getAttribute('aria-label');
       button.addEventListener('click', work);
     };
+    // Following the link would change the address, which names the conversation.
+    click('skip', null, (event) => {
+      event.preventDefault();
+      byId('input').focus();
+    });
     click('new-chat', 'plus', () => this.newChat());
     click('sidebar-open', 'menu', () => this.showSidebar(true));
-    click('sidebar-close', 'close', () => this.showSidebar(false));
+    click('sidebar-close', 'close', () => this.closeDrawers());
     click('import', 'upload', () => byId('import-file').click());
     click('export', 'download', () => this.sidebar.exportAll());
     click('shortcuts-open', 'keyboard', () => openShortcuts(this.settings));
     click('theme', null, () => this.nextTheme());
     click('settings-open', 'sliders', () => this.openSettings());
     click('panel-toggle', 'pulse', () => this.togglePanel());
-    click('panel-close', 'close', () => {
-      this.togglePanel();
-      byId('panel-toggle').focus();
-    });
+    click('panel-close', 'close', () => this.togglePanel());
     click('scrim', null, () => this.closeDrawers());
     click('jump', 'down', () => {});
     click('send', 'send', () => {});
@@ -90,9 +97,9 @@ class Page {
       if (file.files[0]) await this.sidebar.importFile(file.files[0]);
       file.value = '';
     });
-    for (const dialog of document.querySelectorAll('dialog')) {
-      if (dialog.id !== 'key') dialog.addEventListener('click', (event) => event.target === dialog && dialog.close());
-    }
+    // Not the settings: what was typed there would be lost.
+    for (const id of ['shortcuts', 'grid-dialog']) closeBeside(byId(id));
+    followSettings(this.settings, () => this.applyTheme());
     DARK.addEventListener('change', () => this.restyle());
     PANEL_BESIDE.addEventListener('change', () => this.showPanel(PANEL_BESIDE.matches && (this.settings.panel ?? true)));
     SIDEBAR_BESIDE.addEventListener('change', () => this.showSidebar(false));
@@ -101,19 +108,25 @@ class Page {
     addEventListener('beforeunload', (event) => {
       if (this.chat.generations.size) event.preventDefault();
     });
+    addEventListener('pagehide', () => {
+      for (const id of this.chat.generations.keys()) this.library.tell(id, false);
+    });
   }
 
   fromAddress() {
     const id = location.hash.startsWith('#c=') ? location.hash.slice(3) : null;
     if ((this.chat.conversation?.id ?? null) === id && document.documentElement.dataset.ready) return;
-    this.chat.open(id ? this.library.get(id) : null, SIDEBAR_BESIDE.matches);
+    const conversation = id ? this.library.get(id) : null;
+    // The address of a conversation that is gone must not stay in the history: the way back would end there.
+    if (!conversation) history.replaceState(null, '', location.pathname + location.search);
+    this.chat.open(conversation, SIDEBAR_BESIDE.matches);
   }
 
   open(id) {
     const conversation = this.library.get(id);
     if (!conversation) return;
+    this.closeDrawers();
     this.chat.open(conversation, SIDEBAR_BESIDE.matches);
-    this.showSidebar(false);
   }
 
   opened(conversation) {
@@ -128,8 +141,8 @@ class Page {
   }
 
   newChat() {
+    this.closeDrawers();
     this.chat.open(null);
-    this.showSidebar(false);
   }
 
   removed(id) {
@@ -137,12 +150,12 @@ class Page {
     if (this.chat.conversation?.id === id) this.chat.open(null, false);
   }
 
-  neighbour(step) {
+  neighbour(step, focus) {
     const list = this.library.list();
     if (!list.length) return;
     const at = list.findIndex((conversation) => conversation.id === this.chat.conversation?.id);
     const next = at < 0 ? list[step > 0 ? 0 : list.length - 1] : list[at + step];
-    if (next) this.chat.open(next);
+    if (next) this.chat.open(next, focus);
   }
 
   openSettings() {
@@ -153,19 +166,11 @@ class Page {
   }
 
   otherTab(id) {
-    if (this.chat.conversation?.id === id && !this.chat.generations.has(id)) {
-      const fresh = this.library.get(id);
-      if (fresh) {
-        this.chat.conversation = fresh;
-        this.chat.render();
-      } else this.chat.open(null, false);
-    }
-    this.sidebar.render();
-  }
-
-  storeFailed(text) {
-    this.closeStoreToast?.();
-    this.closeStoreToast = toast(text, { lasting: true, action: 'Export all', onaction: () => this.sidebar.exportAll() });
+    if (!this.library.get(id)) this.removed(id);
+    else this.chat.changedElsewhere(id);
+    // Its title may be another.
+    if (this.chat.conversation?.id === id) this.opened(this.chat.conversation);
+    else this.sidebar.render();
   }
 
   // ---- how the server stands ----
@@ -176,6 +181,7 @@ class Page {
     byId('model').textContent = state === 'ready' ? [model, mode].filter(Boolean).join(' · ') : '';
     if (state === 'loading') banner('The model is being loaded. This page continues by itself.', { kind: 'info' });
     else if (state === 'gone') banner('The server cannot be reached. Trying again…', { action: 'Try now', onaction: () => this.connection.check() });
+    else if (state === 'locked') banner('This server asks for a key.', { action: 'Enter the key', onaction: () => this.askKey() });
     else banner(null);
     if (state === 'locked') this.askKey();
     if (state === 'ready') this.chat.controls();
@@ -196,12 +202,22 @@ class Page {
     this.live.want(this.panelOpen && this.connection.state === 'ready');
   }
 
+  /** Whether the panel lies over the rest of the page. */
+  panelCovers() {
+    return this.panelOpen && !PANEL_BESIDE.matches;
+  }
+
   togglePanel() {
+    const leaving = this.panelCovers() || byId('panel').contains(document.activeElement);
     this.showPanel(!this.panelOpen);
     if (PANEL_BESIDE.matches) {
       this.settings.panel = this.panelOpen;
       saveSettings(this.settings);
-    } else if (this.panelOpen) byId('panel-close').focus();
+    } else if (this.panelOpen) {
+      this.showSidebar(false);
+      byId('panel-close').focus();
+    }
+    if (leaving) byId('panel-toggle').focus();
   }
 
   showPanel(open) {
@@ -217,24 +233,24 @@ class Page {
   showSidebar(open) {
     this.sidebarOpen = open && !SIDEBAR_BESIDE.matches;
     byId('app').classList.toggle('with-sidebar', this.sidebarOpen);
-    byId('sidebar').inert = !this.sidebarOpen && !SIDEBAR_BESIDE.matches;
     this.showScrim();
     if (this.sidebarOpen) byId('sidebar-close').focus();
   }
 
   showScrim() {
-    const covered = this.sidebarOpen || (this.panelOpen && !PANEL_BESIDE.matches);
+    const covered = this.sidebarOpen || this.panelCovers();
     byId('scrim').hidden = !covered;
     byId('main').inert = covered;
+    byId('sidebar').inert = this.panelCovers() || (!this.sidebarOpen && !SIDEBAR_BESIDE.matches);
   }
 
   closeDrawers() {
-    const any = this.sidebarOpen || (this.panelOpen && !PANEL_BESIDE.matches);
+    const any = this.sidebarOpen || this.panelCovers();
     if (this.sidebarOpen) {
       this.showSidebar(false);
       byId('sidebar-open').focus();
     }
-    if (this.panelOpen && !PANEL_BESIDE.matches) {
+    if (this.panelCovers()) {
       this.showPanel(false);
       byId('panel-toggle').focus();
     }
@@ -267,7 +283,7 @@ class Page {
   // ---- keyboard ----
 
   key(event) {
-    if (event.defaultPrevented || event.isComposing) return;
+    if (event.defaultPrevented || composing(event)) return;
     if (document.querySelector('dialog[open]')) return;
     const run = (work) => {
       event.preventDefault();
@@ -279,27 +295,31 @@ class Page {
     }
     if ((event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey && event.code === 'KeyK') {
       run(() => {
+        this.closeDrawers();
         this.showSidebar(true);
         byId('search').focus();
       });
       return;
     }
+    const field = event.target.closest?.('input, textarea, select');
     if (event.altKey && !event.ctrlKey && !event.metaKey) {
+      // On a Mac, Alt writes letters and accents of its own.
+      if (field && event.code.startsWith('Key') && event.key.toUpperCase() !== event.code.slice(3)) return;
       const work = {
         KeyN: () => this.newChat(), KeyP: () => this.togglePanel(), KeyS: () => this.openSettings(), KeyR: () => this.chat.regenerateLast(),
-        ArrowUp: () => this.neighbour(-1), ArrowDown: () => this.neighbour(1),
+        ArrowUp: () => this.neighbour(-1, true), ArrowDown: () => this.neighbour(1, true),
       }[event.code];
       if (work) run(work);
       return;
     }
-    if (event.ctrlKey || event.metaKey || event.target.closest?.('input, textarea, select')) return;
+    if (event.ctrlKey || event.metaKey || field) return;
     if (event.key === '?') {
       run(() => openShortcuts(this.settings));
       return;
     }
     if (!this.settings.singleKeys) return;
     const work = {
-      '/': () => byId('input').focus(), n: () => this.newChat(), j: () => this.neighbour(1), k: () => this.neighbour(-1),
+      '/': () => byId('input').focus(), n: () => this.newChat(), j: () => this.neighbour(1, false), k: () => this.neighbour(-1, false),
       p: () => this.togglePanel(), s: () => this.openSettings(), t: () => this.nextTheme(), r: () => this.chat.regenerateLast(),
     }[event.key];
     if (work) run(work);

@@ -84,6 +84,8 @@ function parseBlocks(raw, depth, open) {
     const read = fence(raw, lines, at) ?? heading(lines, at, open) ?? rule(lines, at)
       ?? (depth < DEPTH_MAX ? quote(lines, at, depth, open) ?? list(lines, at, depth, open) : null)
       ?? table(lines, at, open) ?? paragraph(lines, at, depth, open);
+    // The first letter of the outermost block decides its direction; code always runs from left to right.
+    if (depth === 0 && read.node.tag !== 'figure') read.node.attrs.dir = 'auto';
     blocks.push({ node: read.node, line: at });
     at = read.next;
   }
@@ -136,7 +138,9 @@ function heading(lines, at, open) {
   // The page itself has the first two levels.
   const tag = `h${Math.min(6, found[1].length + 2)}`;
   const text = found[2].trim();
-  const bare = text.replace(/#+$/, '');
+  let end = text.length;
+  while (text[end - 1] === '#') end -= 1;
+  const bare = text.slice(0, end);
   const title = bare === '' || /[ \t]$/.test(bare) ? bare.trim() : text;
   return { node: node(tag, { class: `level-${found[1].length}` }, parseInline(title, open && at === lines.length - 1)), next: at + 1 };
 }

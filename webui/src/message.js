@@ -3,7 +3,7 @@
 // Draws, and calls back; changes no conversation. A streaming answer is drawn once a frame, and only where it changed.
 
 import { versionsOf } from './conversation.js';
-import { icon, iconButton, make, patchNodes } from './dom.js';
+import { composing, icon, iconButton, make, patchNodes } from './dom.js';
 import { formatCount, formatRate, formatSeconds, plural } from './format.js';
 import { plainText } from './inline.js';
 import { MarkdownStream } from './markdown.js';
@@ -38,7 +38,7 @@ export class MarkdownBody {
   }
 }
 
-/** A message and its controls. `actions`: copy, edit, regenerate, show, retry, restart, results. */
+/** A message and its controls. `actions`: copy, edit, regenerate, show, retry, restart, results, contextLength, writtenElsewhere. */
 export class MessageView {
   constructor(conversation, message, actions, { last = false, generation = null } = {}) {
     this.conversation = conversation;
@@ -55,7 +55,7 @@ export class MessageView {
   buildQuestion() {
     this.element.setAttribute('aria-label', 'You');
     this.element.replaceChildren(
-      make('div', { class: 'bubble' }, this.message.content),
+      make('div', { class: 'bubble', dir: 'auto' }, this.message.content),
       make('footer', {}, this.versions(), this.bar(
         iconButton('edit', 'Edit and send again', () => this.startEdit()),
         this.copyButton(),
@@ -108,10 +108,12 @@ export class MessageView {
   drawState() {
     const { generation } = this;
     const phase = generation?.phase;
-    const shown = phase === 'waiting' || phase === 'prefill' || phase === 'busy';
+    const elsewhere = this.isWrittenElsewhere();
+    const shown = elsewhere || phase === 'waiting' || phase === 'prefill' || phase === 'busy';
     this.state.hidden = !shown;
     if (!shown) return;
-    if (phase === 'prefill' && generation.progress?.total > 0) {
+    if (elsewhere) this.state.replaceChildren('This answer is being written in another tab.');
+    else if (phase === 'prefill' && generation.progress?.total > 0) {
       const { done, total, cached } = generation.progress;
       const words = `Reading the prompt: ${formatCount(done)} of ${plural(total, 'token')}${cached ? `, ${formatCount(cached)} from the cache` : ''}`;
       let bar = this.state.querySelector('progress');
@@ -128,6 +130,10 @@ export class MessageView {
     } else if (!this.state.querySelector('.dots')) {
       this.state.replaceChildren(make('span', { class: 'dots', role: 'img', 'aria-label': 'Waiting for the answer' }, make('i'), make('i'), make('i')));
     }
+  }
+
+  isWrittenElsewhere() {
+    return !this.generation && this.message.pending === true && this.actions.writtenElsewhere(this.conversation);
   }
 
   drawCalls() {
@@ -150,15 +156,24 @@ export class MessageView {
     const { message } = this;
     if (this.generation) return;
     this.problem.hidden = true;
+    this.unfinished = message.pending === true;
     if (message.error) this.drawProblem(message.error);
-    else if (message.pending) this.drawProblem({ code: 'interrupted', message: 'This answer was interrupted: the page was closed while it was being written.' });
-    else if (!message.content && !message.calls?.length && !message.stopped) this.drawProblem({ code: 'empty', message: 'The model ended without a word.' });
+    else if (message.pending) {
+      if (!this.isWrittenElsewhere()) this.drawProblem({ code: 'interrupted', message: 'This answer was interrupted: the page was closed while it was being written.' });
+    } else if (!message.content && !message.calls?.length && !message.stopped) this.drawProblem({ code: 'empty', message: 'The model ended without a word.' });
     this.footer.replaceChildren(...[
       this.versions(),
       this.bar(this.copyButton(), iconButton('again', 'Another answer', () => this.actions.regenerate(message), { 'data-action': 'regenerate' })),
       this.figures(),
     ].filter(Boolean));
     if (this.last && message.calls?.length && message.finish === 'tool_calls' && !this.resultForm) this.askResults();
+  }
+
+  /** Draws what another tab has written. */
+  catchUp() {
+    if (!this.unfinished || this.generation) return;
+    this.draw();
+    this.finish();
   }
 
   drawProblem(error) {
@@ -205,7 +220,7 @@ export class MessageView {
 
   /** Turns the bubble into a field. */
   startEdit() {
-    const field = make('textarea', { 'aria-label': 'Edit the message', rows: '3' });
+    const field = make('textarea', { 'aria-label': 'Edit the message', rows: '3', dir: 'auto' });
     field.value = this.message.content;
     const leave = () => {
       this.buildQuestion();
@@ -215,10 +230,11 @@ export class MessageView {
       if (field.value.trim()) this.actions.edit(this.message, field.value);
     };
     field.addEventListener('keydown', (event) => {
+      if (composing(event)) return;
       if (event.key === 'Escape') {
         event.stopPropagation();
         leave();
-      } else if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+      } else if (event.key === 'Enter' && !event.shiftKey) {
         event.preventDefault();
         send();
       }

@@ -5,8 +5,10 @@ import { byId, iconButton, make } from './dom.js';
 const TOAST_MS = 8_000;
 const ANNOUNCE_EVERY_MS = 1_500;
 
-/** Shows a short notice, with an action if given; it goes by itself, unless the pointer or the focus is on it. */
+/** Shows a short notice, with an action if given; it goes by itself, unless the pointer or the focus is on it. One that lasts, or has no action, is shown once. */
 export function toast(text, { action = null, onaction = null, lasting = false } = {}) {
+  const holder = byId('toasts');
+  if ((lasting || !action) && [...holder.children].some((other) => other.firstChild.textContent === text)) return;
   const element = make('div', { class: 'toast' }, make('span', {}, text));
   let timer = 0;
   const close = () => {
@@ -26,11 +28,9 @@ export function toast(text, { action = null, onaction = null, lasting = false } 
   };
   for (const name of ['pointerenter', 'focusin']) element.addEventListener(name, () => clearTimeout(timer));
   for (const name of ['pointerleave', 'focusout']) element.addEventListener(name, start);
-  const holder = byId('toasts');
   while (holder.childElementCount >= 4) holder.firstElementChild.remove();
   holder.append(element);
   start();
-  return close;
 }
 
 /** Shows or hides the line above the chat. */

@@ -43,6 +43,15 @@ export function saveSettings(settings) {
   }
 }
 
+/** Keeps `settings` in step with other tabs; `changed()` is called after a change there. */
+export function followSettings(settings, changed) {
+  addEventListener('storage', (event) => {
+    if (event.key !== STORAGE_NAME) return;
+    Object.assign(settings, loadSettings());
+    changed();
+  });
+}
+
 /** Reads a number field: null when empty, an Error with a sentence when wrong. */
 export function parseNumber(name, text) {
   const [, low, high, whole] = NUMBERS[name];

@@ -1,7 +1,7 @@
 // The list of conversations: find, open, rename, export, delete with undo.
 
 import { matches } from './conversation.js';
-import { byId, download, iconButton, make } from './dom.js';
+import { byId, composing, download, iconButton, make } from './dom.js';
 import { dayGroup } from './format.js';
 import { toast } from './notices.js';
 
@@ -13,6 +13,7 @@ export class Sidebar {
     this.search = byId('search');
     this.search.addEventListener('input', () => this.render());
     this.search.addEventListener('keydown', (event) => {
+      if (composing(event)) return;
       if (event.key === 'Enter' || event.key === 'ArrowDown') {
         event.preventDefault();
         this.items()[0]?.focus();
@@ -51,7 +52,7 @@ export class Sidebar {
     const title = conversation.title || 'Untitled';
     return make('li', { 'data-id': conversation.id, class: isOpen ? 'current' : null },
       make('button', { type: 'button', class: 'open', 'aria-current': isOpen ? 'page' : null, onclick: () => this.open(conversation.id), ondblclick: () => this.rename(conversation.id) },
-        make('span', {}, title), this.busy(conversation.id) ? make('i', { class: 'working', role: 'img', 'aria-label': 'being answered' }) : null),
+        make('span', { dir: 'auto' }, title), this.busy(conversation.id) ? make('i', { class: 'working', role: 'img', 'aria-label': 'being answered' }) : null),
       make('span', { class: 'row-actions' },
         iconButton('edit', `Rename ${title}`, () => this.rename(conversation.id)),
         iconButton('download', `Export ${title}`, () => this.exportOne(conversation)),
@@ -75,9 +76,9 @@ export class Sidebar {
     const item = this.list.querySelector(`[data-id="${CSS.escape(id)}"]`);
     if (!conversation || !item) return;
     this.renaming = true;
-    const field = make('input', { type: 'text', class: 'rename', 'aria-label': 'New title', maxlength: '200' });
+    const field = make('input', { type: 'text', class: 'rename', 'aria-label': 'New title', maxlength: '200', dir: 'auto' });
     field.value = conversation.title;
-    const end = (keep) => {
+    const end = (keep, focus) => {
       if (!this.renaming) return;
       this.renaming = false;
       const title = field.value.trim();
@@ -88,16 +89,18 @@ export class Sidebar {
         this.renamed(conversation);
       }
       this.render();
-      this.list.querySelector(`[data-id="${CSS.escape(id)}"] .open`)?.focus();
+      if (focus) this.list.querySelector(`[data-id="${CSS.escape(id)}"] .open`)?.focus();
     };
     field.addEventListener('keydown', (event) => {
-      if (event.key === 'Enter') end(true);
+      if (composing(event)) return;
+      if (event.key === 'Enter') end(true, true);
       else if (event.key === 'Escape') {
         event.stopPropagation();
-        end(false);
+        end(false, true);
       }
     });
-    field.addEventListener('blur', () => end(true));
+    // Whoever clicks elsewhere goes on there.
+    field.addEventListener('blur', () => end(true, false));
     item.replaceChildren(field);
     field.focus();
     field.select();

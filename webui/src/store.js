@@ -5,7 +5,7 @@
 const NAME = 'millstream';
 const TABLE = 'conversations';
 
-/** Opens the store: { persistent, all(), put(value), remove(id) }. */
+/** Opens the store: { persistent, all(), get(id), update(id, renew), remove(id) }. */
 export async function openStore() {
   try {
     const database = await openDatabase();
@@ -41,7 +41,7 @@ class DatabaseStore {
   run(mode, work) {
     return new Promise((resolve, reject) => {
       const transaction = this.database.transaction(TABLE, mode);
-      const asked = work(transaction.objectStore(TABLE));
+      const asked = work(transaction.objectStore(TABLE), reject);
       transaction.oncomplete = () => resolve(asked.result);
       transaction.onabort = () => reject(transaction.error ?? asked.error ?? new Error('the browser gave up writing'));
     });
@@ -51,8 +51,23 @@ class DatabaseStore {
     return this.run('readonly', (table) => table.getAll());
   }
 
-  put(value) {
-    return this.run('readwrite', (table) => table.put(value));
+  get(id) {
+    return this.run('readonly', (table) => table.get(id));
+  }
+
+  /** Keeps `renew(kept)`, `kept` being what is there now, if anything; no other tab can write in between. */
+  update(id, renew) {
+    return this.run('readwrite', (table, fail) => {
+      const reading = table.get(id);
+      reading.onsuccess = () => {
+        try {
+          table.put(renew(reading.result));
+        } catch (error) {
+          fail(error);
+        }
+      };
+      return reading;
+    });
   }
 
   remove(id) {
@@ -70,8 +85,12 @@ class MemoryStore {
     return [...this.values.values()];
   }
 
-  async put(value) {
-    this.values.set(value.id, structuredClone(value));
+  async get(id) {
+    return structuredClone(this.values.get(id));
+  }
+
+  async update(id, renew) {
+    this.values.set(id, structuredClone(renew(await this.get(id))));
   }
 
   async remove(id) {

@@ -9,111 +9,12 @@
 // (busy, gone, locked, hostile answers) always use the mock: the real one is well.
 
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { join } from 'node:path';
 import { assertAccessible, assertContrast } from './accessible.mjs';
-
-const here = dirname(fileURLToPath(import.meta.url));
-const chromiumPath = process.env.MILLSTREAM_TEST_CHROMIUM;
-if (!chromiumPath) {
-  console.error('error: MILLSTREAM_TEST_CHROMIUM is not set');
-  process.exit(2);
-}
-const { chromium } = createRequire(join(process.env.MILLSTREAM_TEST_PLAYWRIGHT ?? process.cwd(), 'from.js'))('playwright-core');
-const pictures = process.env.MILLSTREAM_TEST_SCREENSHOTS;
-if (pictures) mkdirSync(pictures, { recursive: true });
-
-const mock = spawn(process.execPath, [join(here, 'server.mjs'), '--port', '0', '--speed', '120'], { stdio: ['ignore', 'pipe', 'inherit'] });
-process.on('exit', () => mock.kill());
-const mockUrl = await new Promise((resolve, reject) => {
-  mock.stdout.once('data', (line) => resolve(JSON.parse(line).url));
-  mock.once('exit', () => reject(new Error('the mock server ended')));
-});
-const realUrl = process.env.MILLSTREAM_TEST_URL ?? mockUrl;
-const onMock = realUrl === mockUrl;
-const browser = await chromium.launch({ executablePath: chromiumPath, args: ['--no-sandbox', '--disable-dev-shm-usage', '--disable-gpu'] });
-
-const STORY = 'Tell me a story about a fox and a lantern';
-const NEW_VERSION = '.message.assistant:last-of-type .figures';
-
-/** Opens the page in a browser of its own, and watches it. */
-async function visit(url, { width = 1440, height = 900, scheme = 'light', expectErrors = false, ...more } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, acceptDownloads: true, ...more });
-  // Generous: a machine that is busy building starves a browser for long moments.
-  context.setDefaultTimeout(90_000);
-  const page = await context.newPage();
-  const troubles = [];
-  const origin = new URL(url).origin;
-  page.on('console', (message) => {
-    if (message.type() === 'error' && !(expectErrors && /Failed to load resource/.test(message.text()))) troubles.push(`console: ${message.text()}`);
-  });
-  page.on('pageerror', (error) => troubles.push(`error: ${error.stack ?? error}`));
-  page.on('request', (request) => {
-    const address = new URL(request.url());
-    if (!['data:', 'blob:'].includes(address.protocol) && address.origin !== origin) troubles.push(`left the origin: ${request.url()}`);
-  });
-  await page.addInitScript(() => {
-    document.addEventListener('securitypolicyviolation', (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
-  });
-  await page.goto(url);
-  await page.waitForFunction(() => document.documentElement.dataset.ready === 'true');
-  return { page, context, troubles, async done() {
-    assert.deepEqual(troubles, []);
-    await context.close();
-  } };
-}
-
-const ready = (page) => page.waitForFunction(() => document.getElementById('model').textContent !== '');
-const count = (page, selector) => page.locator(selector).count();
-const answers = (page) => page.locator('.message.assistant');
-
-async function ask(page, text) {
-  await ready(page);
-  await page.fill('#input', text);
-  await page.keyboard.press('Enter');
-}
-
-/** Waits until nothing is being answered any more. */
-async function settled(page) {
-  await page.waitForSelector('.message.assistant');
-  await page.waitForSelector('#send:not([hidden])');
-  await page.waitForSelector(NEW_VERSION);
-}
-
-const lastAnswer = (page) => answers(page).last().locator('.markdown:not(.thoughts)').innerText();
-
-async function settings(page, values) {
-  await page.click('#settings-open');
-  for (const [id, value] of Object.entries(values)) {
-    const field = page.locator(`#set-${id}`);
-    if (id === 'schema' || id === 'tools') await page.locator('.advanced').evaluate((element) => element.setAttribute('open', ''));
-    if (id === 'thinking') await field.selectOption(value);
-    else await field.fill(value);
-  }
-  await page.click('#settings button[type="submit"]');
-  await page.waitForFunction(() => !document.getElementById('settings').open);
-}
-
-const setMock = (values) => fetch(new URL('mock', mockUrl), { method: 'POST', body: JSON.stringify(values) }).then((response) => response.json());
-
-async function picture(page, name) {
-  if (pictures) await page.screenshot({ path: join(pictures, `${name}.png`) });
-}
-
-/** Makes the network slow, so that a small model's answer does not come within one frame. The panel is closed: it would take its share. */
-async function slowDown({ page, context }) {
-  await ready(page);
-  await page.click('#panel-close');
-  const session = await context.newCDPSession(page);
-  await session.send('Network.enable');
-  await session.send('Network.emulateNetworkConditions', { offline: false, latency: 0, downloadThroughput: 40_000, uploadThroughput: -1 });
-}
-
-const noOverflow = (page) => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth);
+import { mishaps } from './mishaps.mjs';
+import { ask, browser, count, lastAnswer, mockUrl, noOverflow, onMock, picture, ready, realUrl, setMock, settings, settled, slowDown, STORY, visit } from './visitor.mjs';
 
 const checks = [
   ['an answer streams, with its figures', async () => {
@@ -603,7 +504,7 @@ const checks = [
 
 let passed = 0;
 // `node browser.mjs WORD` runs only the checks with that word in their name.
-for (const [name, check] of checks.filter(([title]) => title.includes(process.argv[2] ?? ''))) {
+for (const [name, check] of [...checks, ...mishaps].filter(([title]) => title.includes(process.argv[2] ?? ''))) {
   try {
     await check();
     passed += 1;

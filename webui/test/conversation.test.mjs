@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { addMessage, choose, exportText, importText, matches, mergeImported, newConversation, pathOf, requestMessages, titleOf, versionsOf } from '../src/conversation.js';
+import { addMessage, adopt, adoptMessages, choose, chooseTo, dropMessage, exportText, importText, matches, mergeImported, newConversation, pathOf, requestMessages, titleOf, versionsOf } from '../src/conversation.js';
 import { chooseLayout, decodeBits } from '../src/grid.js';
 import { explainContext } from '../src/message.js';
 import { parseNumber, requestFields } from '../src/settings.js';
@@ -48,8 +48,38 @@ test('the API gets the chosen path, up to the answer to be made', () => {
   ]);
 });
 
+test('two copies of a conversation become one', () => {
+  const here = sample();
+  const last = pathOf(here).at(-1);
+  const answer = addMessage(here, last.id, { role: 'assistant', content: 'half', pending: true });
+  const there = structuredClone(here);
+  // Here the answer goes on; there somebody asks something else and renames.
+  answer.content = 'half an answer';
+  addMessage(there, last.id, { role: 'user', content: 'from there' });
+  there.title = 'renamed';
+  adoptMessages(here, there);
+  assert.deepEqual(words(here), ['first question', 'two', 'next', 'half an answer']);
+  assert.equal(here.messages.length, there.messages.length);
+  adopt(here, there);
+  assert.deepEqual([here.title, words(here).at(-1)], ['renamed', 'from there']);
+  chooseTo(here, answer);
+  assert.equal(words(here).at(-1), 'half an answer');
+  // The answer ends here, and that is the end there as well.
+  delete answer.pending;
+  adopt(there, structuredClone(here));
+  assert.deepEqual(there.messages, here.messages);
+  adopt(here, { ...structuredClone(here), messages: [] });
+  assert.deepEqual(there.messages, here.messages);
+  dropMessage(here, answer);
+  adoptMessages(here, there);
+  assert.ok(!here.messages.includes(answer));
+  adoptMessages(there, here);
+  assert.deepEqual(there.messages, here.messages);
+});
+
 test('what was exported is imported as it was', () => {
   const conversation = sample();
+  conversation.messages[1].pending = true;
   const [back] = importText(exportText([conversation]));
   assert.deepEqual(back, conversation);
   assert.deepEqual(mergeImported([conversation], [back]), []);
@@ -59,6 +89,8 @@ test('what was exported is imported as it was', () => {
   const [copy] = mergeImported([conversation], [back]);
   assert.notEqual(copy.id, conversation.id);
   assert.deepEqual(mergeImported([], [back, back]).length, 1);
+  const [renamed] = importText(exportText([{ ...conversation, id: 'a"><b' }]));
+  assert.match(renamed.id, /^[\w-]+$/);
 });
 
 test('a bad file is refused with a sentence', () => {
@@ -92,6 +124,7 @@ test('search and titles', () => {
   assert.equal(titleOf('# Hello *there*\nmore'), 'Hello there');
   assert.equal(titleOf('  \n '), 'Untitled');
   assert.ok(titleOf('word '.repeat(50)).length <= 61);
+  assert.equal(titleOf(`a${'🦊'.repeat(70)}`), `a${'🦊'.repeat(59)}…`);
 });
 
 test('bits come least significant first', () => {

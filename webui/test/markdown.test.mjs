@@ -34,6 +34,13 @@ test('paragraphs, headings and rules', () => {
   check('', '');
 });
 
+test('the outermost blocks find their direction, and code has one', () => {
+  const blocks = parseMarkdown('# a\n\nb\n\n- c\n\n> d\n\n|e|\n|:-|\n\n```\nf\n```');
+  assert.deepEqual(blocks.map(({ tag, attrs }) => [tag, attrs.dir]), [['h3', 'auto'], ['p', 'auto'], ['ul', 'auto'], ['blockquote', 'auto'], ['div', 'auto'], ['figure', undefined]]);
+  // A direction of its own would hide the text inside from the block around it.
+  assert.deepEqual(blocks[3].children.map(({ attrs }) => attrs), [{}]);
+});
+
 test('fenced code', () => {
   check('```rust\nfn a() {}\n```\nafter', 'code[rust](fn a() {})p(after)');
   check('```\nopen', 'code[text](open)');
@@ -176,7 +183,7 @@ test('a settled block is never touched again', () => {
 
 test('hostile sizes stay cheap', () => {
   const started = performance.now();
-  for (const text of ['*a '.repeat(20_000), '['.repeat(20_000), '> '.repeat(5_000), '`'.repeat(301) + ' ``'.repeat(10_000), '- '.repeat(5_000), '|a'.repeat(20_000) + '\n' + '|-'.repeat(20_000), '#'.repeat(50_000), `#${' '.repeat(50_000)}#x`, '![](('.repeat(5_000), '**_'.repeat(10_000), '$$'.repeat(20_001), '\\('.repeat(3_000), '<br'.repeat(20_000), 'http://'.repeat(3_000)]) parseMarkdown(text);
+  for (const text of ['*a '.repeat(20_000), '['.repeat(20_000), '> '.repeat(5_000), '`'.repeat(301) + ' ``'.repeat(10_000), '- '.repeat(5_000), '|a'.repeat(20_000) + '\n' + '|-'.repeat(20_000), '#'.repeat(50_000), `#${' '.repeat(50_000)}#x`, '![](('.repeat(5_000), '**_'.repeat(10_000), '$$'.repeat(20_001), '\\('.repeat(3_000), '\\( '.repeat(100_000), '\\[ '.repeat(100_000), `# ${'#'.repeat(100_000)} a`, '<br'.repeat(20_000), 'http://'.repeat(3_000)]) parseMarkdown(text);
   assert.ok(performance.now() - started < 8_000, `${performance.now() - started} ms`);
 });
 

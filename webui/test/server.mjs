@@ -78,6 +78,7 @@ const STORY = 'Once there was a fox who found a lantern by the mill. The lantern
 /** [word in the last message, answer]; the first that occurs wins. */
 const ANSWERS = [
   ['xss', { text: HOSTILE }],
+  ['rtl', { text: 'שלום עולם\n\n- אחד\n- שתיים\n\n> ציטוט\n\n```\ncode\n```' }],
   ['tour', { text: TOUR }],
   ['think', { reasoning: 'The user wants me to think. A mill needs **water**, so I should say that first, and then why the stone turns.\n\nThat seems right.', text: 'Water pushes the wheel, the wheel turns the stone.' }],
   ['weather', { text: 'Let me look.', calls: [{ name: 'get_weather', arguments: { city: 'Bergen', days: 3, units: 'metric' } }] }],
@@ -320,8 +321,8 @@ const server = createServer(async (request, response) => {
     }
     if (flags.down) return request.socket.destroy();
     if (request.method === 'GET' && (path === '/' || extname(path))) return page(path, response);
-    if (flags.key && request.headers.authorization !== `Bearer ${flags.key}`) return refuse(response, 401, 'invalid_api_key', 'this server needs a key');
     if (path === '/health') return flags.loading ? json(response, 503, { status: 'loading', model: 'Qwen3.5-35B-A3B-4bit' }) : json(response, 200, { status: 'ok', model: 'Qwen3.5-35B-A3B-4bit', mode: MODE });
+    if (flags.key && request.headers.authorization !== `Bearer ${flags.key}`) return refuse(response, 401, 'invalid_api_key', 'this server needs a key');
     if (path === '/v1/models') return json(response, 200, { object: 'list', data: [{ id: 'Qwen3.5-35B-A3B-4bit', object: 'model', context_length: CONTEXT }] });
     if (path === '/live') return live(response);
     if (path === '/v1/chat/completions' && request.method === 'POST') return await chat(request, response);

@@ -155,6 +155,7 @@ const FILE_FORMAT='millstream-conversations';
 const FILE_VERSION=1;
 const ROLES=new Set(['user','assistant','tool']);
 const ROOT='';
+const ID = /^[\w-]{1,64}$/;
 function newId(){
 const bytes=crypto.getRandomValues(new Uint8Array(9));
 return Array.from(bytes,(byte)=>byte.toString(36).padStart(2,'0')).join('');
@@ -197,12 +198,45 @@ return{all,index:all.indexOf(message)};
 function choose(conversation,message){
 conversation.choice[message.parent??ROOT]=message.id;
 }
+function chooseTo(conversation,message){
+for(let at=message;at;at=conversation.messages.find((other)=>other.id===at.parent))choose(conversation,at);
+}
+function dropMessage(conversation,message){
+conversation.messages=conversation.messages.filter((other)=>other !==message);
+conversation.dropped=[...(conversation.dropped??[]),message.id];
+}
+function adoptMessages(conversation,other){
+const dropped=new Set([...(conversation.dropped??[]),...(other.dropped??[])]);
+if(dropped.size)conversation.dropped=[...dropped];
+const known=new Map(conversation.messages.map((message)=>[message.id,message]));
+for(const message of other.messages){
+const mine=known.get(message.id);
+if(!mine)conversation.messages.push(message);
+else if(isFurther(message,mine)){
+delete mine.pending;
+Object.assign(mine,message);
+}
+}
+conversation.messages=conversation.messages.filter((message)=>!dropped.has(message.id));
+conversation.choice={...other.choice,...conversation.choice};
+}
+function adopt(conversation,newer){
+const{title,renamed,updated,system,choice}=newer;
+adoptMessages(conversation,newer);
+Object.assign(conversation,{title,renamed,updated,system,choice:{...conversation.choice,...choice}});
+}
+function isFurther(message,mine){
+const length=({content,reasoning='',calls=[]})=>content.length + reasoning.length + JSON.stringify(calls).length;
+return Boolean(mine.pending)&&(!message.pending||length(message)>length(mine));
+}
 function titleOf(text){
 const line=text.trim().split('\n').find((part)=>part.trim()!=='')??'';
 const words = line.replace(/[#*`>_]/g, '').replace(/\s+/g, ' ').trim();
-if(words.length<=60)return words||'Untitled';
-const cut=words.slice(0,60);
-return `${cut.slice(0, cut.lastIndexOf(' ') > 30 ? cut.lastIndexOf(' ') : 60).trimEnd()}…`;
+const characters=[...words];
+if(characters.length<=60)return words||'Untitled';
+const cut=characters.slice(0,60).join('');
+const space=cut.lastIndexOf(' ');
+return `${(space > 30 ? cut.slice(0, space) : cut).trimEnd()}…`;
 }
 function matches(conversation,query){
 const words = query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -284,7 +318,7 @@ if(isObject(raw.choice)){
 for(const [parent,child] of Object.entries(raw.choice))if((parent===ROOT||ids.has(parent))&&ids.has(child))choice[parent]=child;
 }
 return{
-id: text(raw.id, `the id of ${where}`) || newId(),
+id: ID.test(text(raw.id, `the id of ${where}`)) ? raw.id : newId(),
 title: text(raw.title, `the title of ${where}`, true).slice(0, 300),
 renamed:raw.renamed===true,
 created:time(raw.created),
@@ -298,7 +332,7 @@ function checkMessage(raw,where){
 if (!isObject(raw)) throw new Error(`${where} is not an object`);
 if (!ROLES.has(raw.role)) throw new Error(`${where} has the unknown role ${JSON.stringify(raw.role) ?? 'none'}`);
 const id = text(raw.id, `the id of ${where}`);
-if (!/^[\w-]{1,64}$/.test(id)) throw new Error(`${where} has no usable id`);
+if (!ID.test(id)) throw new Error(`${where} has no usable id`);
 const message={
 id,
 parent: raw.parent === null || raw.parent === undefined ? null : text(raw.parent, `the parent of ${where}`),
@@ -309,6 +343,7 @@ role:raw.role,
 if (raw.reasoning) message.reasoning = text(raw.reasoning, `the reasoning of ${where}`);
 if (raw.call) message.call = text(raw.call, `the call of ${where}`);
 if(raw.stopped===true)message.stopped=true;
+if(raw.pending===true)message.pending=true;
 if(Array.isArray(raw.calls)){
 message.calls=raw.calls.map((call)=>{
 if (!isObject(call)) throw new Error(`a tool call of ${where} is not an object`);
@@ -349,7 +384,7 @@ return null;
 function parseInline(text,open=false,depth=0){
 const parts=[];
 const brackets=[];
-const missing = new Set(); // lengths of backtick runs that have no partner further on
+const missing = new Set(); // lengths of backtick runs, and ends of formulas, that do not come further on
 let plain='';
 let marks=0;
 let at=0;
@@ -364,7 +399,7 @@ parts.push(item);
 while(at<text.length){
 const char=text[at];
 if(char==='\\'){
-const math=mathAt(text,at);
+const math=mathAt(text,at,missing);
 if(math){
 add(node('span',{class:'math'},[math.source]));
 at=math.end;
@@ -506,11 +541,13 @@ const text = raw.replace(/\n/g, ' ');
 const padded=text.length>2&&text.startsWith(' ')&&text.endsWith(' ')&&text.trim()!=='';
 return padded?text.slice(1,-1):text;
 }
-function mathAt(text,at){
+function mathAt(text,at,missing){
 const close={'(':'\\)','[':'\\]'}[text[at + 1]];
-if(!close)return null;
+if(!close||missing.has(close))return null;
 const end=text.indexOf(close,at + 2);
-return end<0?null:{source:text.slice(at,end + 2),end:end + 2};
+if(end>=0)return{source:text.slice(at,end + 2),end:end + 2};
+missing.add(close);
+return null;
 }
 function decodeEntity([,decimal,hex,name]){
 if(name)return Object.hasOwn(ENTITIES,name)?ENTITIES[name]:null;
@@ -622,7 +659,7 @@ return out;
 
 // ---- dom.js
 const SVG = 'http://www.w3.org/2000/svg';
-const ATTRIBUTES=new Set(['class','href','rel','target','start','scope','type','role','tabindex','data-action','aria-label']);
+const ATTRIBUTES=new Set(['class','href','rel','target','start','scope','type','role','tabindex','dir','data-action','aria-label']);
 function make(tag,attrs={},...children){
 const element=document.createElement(tag);
 for(const [name,value] of Object.entries(attrs)){
@@ -677,6 +714,9 @@ return svg;
 function iconButton(name,label,onclick,attrs={}){
 return make('button',{type:'button',class:'icon-button','aria-label':label,title:label,onclick,...attrs},icon(name));
 }
+function composing(event){
+return event.isComposing||event.keyCode===229;
+}
 function renderNode(item){
 if(typeof item==='string')return document.createTextNode(item);
 const element=document.createElement(item.tag);
@@ -723,12 +763,14 @@ try{
 await navigator.clipboard.writeText(text);
 return true;
 }catch{
+const focused=document.activeElement;
 const area=make('textarea',{class:'offscreen','aria-hidden':'true'});
 area.value=text;
 document.body.append(area);
 area.select();
 const copied=document.execCommand('copy');
 area.remove();
+focused?.focus();
 return copied;
 }
 }
@@ -1104,6 +1146,7 @@ continue;
 const read=fence(raw,lines,at)??heading(lines,at,open)??rule(lines,at)
 ??(depth<DEPTH_MAX?quote(lines,at,depth,open)??list(lines,at,depth,open):null)
 ??table(lines,at,open)??paragraph(lines,at,depth,open);
+if(depth===0&&read.node.tag !=='figure')read.node.attrs.dir='auto';
 blocks.push({node:read.node,line:at});
 at=read.next;
 }
@@ -1149,7 +1192,9 @@ const found=HEADING.exec(lines[at]);
 if(!found)return null;
 const tag = `h${Math.min(6, found[1].length + 2)}`;
 const text=found[2].trim();
-const bare = text.replace(/#+$/, '');
+let end=text.length;
+while(text[end - 1]==='#')end -=1;
+const bare=text.slice(0,end);
 const title = bare === '' || /[ \t]$/.test(bare) ? bare.trim() : text;
 return { node: node(tag, { class: `level-${found[1].length}` }, parseInline(title, open && at === lines.length - 1)), next: at + 1 };
 }
@@ -1330,7 +1375,7 @@ else this.buildQuestion();
 buildQuestion(){
 this.element.setAttribute('aria-label','You');
 this.element.replaceChildren(
-make('div',{class:'bubble'},this.message.content),
+make('div',{class:'bubble',dir:'auto'},this.message.content),
 make('footer',{},this.versions(),this.bar(
 iconButton('edit','Edit and send again',()=>this.startEdit()),
 this.copyButton(),
@@ -1377,10 +1422,12 @@ this.drawState();
 drawState(){
 const{generation}=this;
 const phase=generation?.phase;
-const shown=phase==='waiting'||phase==='prefill'||phase==='busy';
+const elsewhere=this.isWrittenElsewhere();
+const shown=elsewhere||phase==='waiting'||phase==='prefill'||phase==='busy';
 this.state.hidden=!shown;
 if(!shown)return;
-if(phase==='prefill'&&generation.progress?.total>0){
+if(elsewhere)this.state.replaceChildren('This answer is being written in another tab.');
+else if(phase==='prefill'&&generation.progress?.total>0){
 const{done,total,cached}=generation.progress;
 const words = `Reading the prompt: ${formatCount(done)} of ${plural(total, 'token')}${cached ? `, ${formatCount(cached)} from the cache` : ''}`;
 let bar=this.state.querySelector('progress');
@@ -1397,6 +1444,9 @@ this.state.replaceChildren(make('span', {}, `The server is busy. Asking again in
 }else if(!this.state.querySelector('.dots')){
 this.state.replaceChildren(make('span',{class:'dots',role:'img','aria-label':'Waiting for the answer'},make('i'),make('i'),make('i')));
 }
+}
+isWrittenElsewhere(){
+return !this.generation&&this.message.pending===true&&this.actions.writtenElsewhere(this.conversation);
 }
 drawCalls(){
 const calls=this.message.calls??[];
@@ -1416,15 +1466,22 @@ finish(){
 const{message}=this;
 if(this.generation)return;
 this.problem.hidden=true;
+this.unfinished=message.pending===true;
 if(message.error)this.drawProblem(message.error);
-else if(message.pending)this.drawProblem({code:'interrupted',message:'This answer was interrupted: the page was closed while it was being written.'});
-else if(!message.content&&!message.calls?.length&&!message.stopped)this.drawProblem({code:'empty',message:'The model ended without a word.'});
+else if(message.pending){
+if(!this.isWrittenElsewhere())this.drawProblem({code:'interrupted',message:'This answer was interrupted: the page was closed while it was being written.'});
+}else if(!message.content&&!message.calls?.length&&!message.stopped)this.drawProblem({code:'empty',message:'The model ended without a word.'});
 this.footer.replaceChildren(...[
 this.versions(),
 this.bar(this.copyButton(),iconButton('again','Another answer',()=>this.actions.regenerate(message),{'data-action':'regenerate'})),
 this.figures(),
 ].filter(Boolean));
 if(this.last&&message.calls?.length&&message.finish==='tool_calls'&&!this.resultForm)this.askResults();
+}
+catchUp(){
+if(!this.unfinished||this.generation)return;
+this.draw();
+this.finish();
 }
 drawProblem(error){
 this.problem.hidden=false;
@@ -1464,7 +1521,7 @@ copyButton(){
 return iconButton('copy','Copy',(event)=>this.actions.copy(this.message.content,event.currentTarget),{'data-action':'copy-message'});
 }
 startEdit(){
-const field=make('textarea',{'aria-label':'Edit the message',rows:'3'});
+const field=make('textarea',{'aria-label':'Edit the message',rows:'3',dir:'auto'});
 field.value=this.message.content;
 const leave=()=>{
 this.buildQuestion();
@@ -1474,10 +1531,11 @@ const send=()=>{
 if(field.value.trim())this.actions.edit(this.message,field.value);
 };
 field.addEventListener('keydown',(event)=>{
+if(composing(event))return;
 if(event.key==='Escape'){
 event.stopPropagation();
 leave();
-}else if(event.key==='Enter'&&!event.shiftKey&&!event.isComposing){
+}else if(event.key==='Enter'&&!event.shiftKey){
 event.preventDefault();
 send();
 }
@@ -1522,6 +1580,8 @@ return `The conversation is ${formatCount(wanted)} tokens long, the context hold
 const TOAST_MS=8_000;
 const ANNOUNCE_EVERY_MS=1_500;
 function toast(text,{action=null,onaction=null,lasting=false}={}){
+const holder=byId('toasts');
+if((lasting||!action)&&[...holder.children].some((other)=>other.firstChild.textContent===text))return;
 const element=make('div',{class:'toast'},make('span',{},text));
 let timer=0;
 const close=()=>{
@@ -1541,11 +1601,9 @@ if(!lasting)timer=setTimeout(close,TOAST_MS);
 };
 for(const name of ['pointerenter','focusin'])element.addEventListener(name,()=>clearTimeout(timer));
 for(const name of ['pointerleave','focusout'])element.addEventListener(name,start);
-const holder=byId('toasts');
 while(holder.childElementCount>=4)holder.firstElementChild.remove();
 holder.append(element);
 start();
-return close;
 }
 function banner(text,{action=null,onaction=null,kind='warning'}={}){
 const element=byId('banner');
@@ -1598,6 +1656,13 @@ localStorage.setItem(STORAGE_NAME,JSON.stringify(settings));
 }catch{
 }
 }
+function followSettings(settings,changed){
+addEventListener('storage',(event)=>{
+if(event.key !==STORAGE_NAME)return;
+Object.assign(settings,loadSettings());
+changed();
+});
+}
 function parseNumber(name,text){
 const [,low,high,whole]=NUMBERS[name];
 if(text.trim()==='')return null;
@@ -1643,8 +1708,8 @@ const NEAR_END_PX=90;
 const SAVE_EVERY_MS=2_000;
 const SUGGESTIONS=['Tell me a story about a fox and a lantern','What is 48 + 27?','Explain in three sentences what a mixture of experts is','Write a Python function that reverses a list, with a test'];
 class Chat{
-constructor({library,settings,connection,opened,changed,openSettings}){
-Object.assign(this,{library,settings,connection,opened,changed,openSettings});
+constructor({library,settings,connection,opened,changed,openSettings,askKey}){
+Object.assign(this,{library,settings,connection,opened,changed,openSettings,askKey});
 this.conversation=null;
 this.views=new Map();
 this.generations=new Map();
@@ -1663,7 +1728,7 @@ event.preventDefault();
 this.send();
 });
 this.input.addEventListener('keydown',(event)=>{
-if(event.key==='Enter'&&!event.shiftKey&&!event.isComposing){
+if(event.key==='Enter'&&!event.shiftKey&&!composing(event)){
 event.preventDefault();
 this.send();
 }else if(event.key==='ArrowUp'&&this.input.value===''){
@@ -1676,7 +1741,10 @@ this.views.get(mine.id)?.startEdit();
 });
 this.input.addEventListener('input',()=>this.resize());
 byId('stop').addEventListener('click',()=>this.stop());
-byId('jump').addEventListener('click',()=>this.toEnd());
+byId('jump').addEventListener('click',()=>{
+this.scroll.focus();
+this.toEnd();
+});
 this.scroll.addEventListener('scroll',()=>this.scrolled(),{passive:true});
 this.holder.addEventListener('click',(event)=>{
 const button=event.target.closest('[data-action="copy-code"]');
@@ -1709,6 +1777,16 @@ return view.element;
 this.holder.replaceChildren(...(elements.length?elements:[this.welcome()]));
 this.controls();
 }
+changedElsewhere(id){
+const running=this.generations.get(id);
+if(running)chooseTo(running.conversation,running.message);
+if(this.conversation?.id !==id)return;
+const path=pathOf(this.conversation);
+if(path.length===this.views.size&&path.every((message)=>this.views.has(message.id))){
+for(const view of this.views.values())view.catchUp();
+}else if(!this.holder.querySelector('.edit'))this.render();
+if(this.follow)this.toEnd();
+}
 welcome(){
 const choose=(text)=>()=>{
 this.input.value=text;
@@ -1731,11 +1809,20 @@ show:(message,step)=>this.show(message,step),
 restart:(message)=>this.restart(message),
 results:(message,texts)=>this.results(message,texts),
 contextLength:()=>this.connection.contextLength,
+writtenElsewhere:(conversation)=>this.library.busyElsewhere.has(conversation.id),
 };
+}
+occupied(){
+if(this.generation())toast('Stop the answer first.');
+return this.generation()!==null;
 }
 send(){
 const text=this.input.value;
-if(!text.trim()||this.generation())return;
+if(!text.trim()||this.occupied())return;
+if(this.connection.state==='locked'){
+this.askKey();
+return;
+}
 if(this.connection.state !=='ready'){
 toast(this.connection.state==='loading'?'The model is still being loaded.':'The server is not there yet.');
 return;
@@ -1747,7 +1834,7 @@ this.resize();
 }
 }
 say(parent,text){
-if(this.generation()||!this.fields())return false;
+if(this.occupied()||!this.fields())return false;
 const fresh=!this.conversation;
 if(fresh)this.conversation=newConversation(this.settings.system);
 const message=addMessage(this.conversation,parent,{role:'user',content:text});
@@ -1760,7 +1847,7 @@ return true;
 }
 answer(parent){
 const fields=this.fields();
-if(!fields||this.generation())return;
+if(!fields||this.occupied())return;
 const{conversation}=this;
 const message=addMessage(conversation,parent,{role:'assistant',pending:true});
 const body={model:this.connection.model??'default',messages:requestMessages(conversation,message.id),...fields};
@@ -1776,9 +1863,9 @@ announce('Sent.');
 generation.run();
 }
 retry(message){
-if(this.generation())return;
+if(this.occupied())return;
 const bare=!message.content&&!message.calls?.length&&childrenOf(this.conversation,message.id).length===0;
-if(bare)this.conversation.messages=this.conversation.messages.filter((other)=>other !==message);
+if(bare)dropMessage(this.conversation,message);
 this.answer(message.parent);
 }
 restart(message){
@@ -1788,6 +1875,7 @@ this.input.value=asked?.content??'';
 this.resize();
 }
 results(message,texts){
+if(this.occupied())return;
 let parent=message.id;
 message.calls.forEach((call,index)=>{
 parent=addMessage(this.conversation,parent,{role:'tool',call:call.id,content:texts[index]}).id;
@@ -1795,7 +1883,7 @@ parent=addMessage(this.conversation,parent,{role:'tool',call:call.id,content:tex
 this.answer(parent);
 }
 show(message,step){
-if(!message||this.generation())return;
+if(!message||this.occupied())return;
 choose(this.conversation,message);
 this.render();
 this.library.save(this.conversation);
@@ -1822,10 +1910,11 @@ return null;
 }
 heard(running,change){
 const{conversation}=running;
+const save=()=>this.library.get(conversation.id)===conversation&&this.library.save(conversation);
 if(change==='done'){
 this.generations.delete(conversation.id);
 conversation.updated=Date.now();
-this.library.save(conversation);
+save();
 this.changed(conversation);
 this.ended(running);
 return;
@@ -1833,12 +1922,15 @@ return;
 const now=Date.now();
 if(now -(this.savedAt.get(conversation.id)??now)>SAVE_EVERY_MS){
 this.savedAt.set(conversation.id,now);
-this.library.save(conversation);
+save();
 }else if(!this.savedAt.has(conversation.id))this.savedAt.set(conversation.id,now);
 if(conversation===this.conversation)this.redraw();
 }
 ended(running){
-if(running.failure&&(running.failure.status===0||running.failure.status===401))this.connection.check();
+if(running.failure?.status===401){
+this.connection.lock();
+this.askKey();
+}else if(running.failure?.status===0)this.connection.check();
 if(running.conversation !==this.conversation)return;
 const view=this.views.get(running.message.id);
 if(!view)return;
@@ -1908,6 +2000,7 @@ async copyCode(button){
 const code=button.closest('figure').querySelector('code').textContent;
 const done=await copyText(code);
 button.firstChild.data=done?'Copied':'Not allowed';
+announce(done?'Copied.':'The browser did not allow copying.');
 setTimeout(()=>{
 if(button.firstChild)button.firstChild.data='Copy';
 },1_500);
@@ -1960,6 +2053,10 @@ return this.become('ready',READY_INTERVAL_MS);
 if(error.status===401)return this.become('locked',0);
 return this.fail();
 }
+}
+lock(){
+clearTimeout(this.timer);
+this.become('locked',0);
 }
 fail(){
 const wait=GONE_INTERVALS_MS[Math.min(this.failures,GONE_INTERVALS_MS.length - 1)];
@@ -2019,12 +2116,15 @@ const wrong=[];
 const changed={};
 const read=(id,work)=>{
 const place = form.querySelector(`#set-${id}-error`);
+const input = form.querySelector(`#set-${id}`);
 place.textContent='';
+input.removeAttribute('aria-invalid');
 try{
 return work();
 }catch(problem){
 place.textContent = `Expected: ${problem.message}`;
-wrong.push(form.querySelector(`#set-${id}`));
+input.setAttribute('aria-invalid','true');
+wrong.push(input);
 return null;
 }
 };
@@ -2073,6 +2173,19 @@ save();
 dialog.showModal();
 system.focus();
 }
+function closeBeside(dialog){
+const isBeside=({clientX,clientY})=>{
+const{left,right,top,bottom}=dialog.getBoundingClientRect();
+return clientX<left||clientX>right||clientY<top||clientY>bottom;
+};
+let began=false;
+dialog.addEventListener('pointerdown',(event)=>{
+began=isBeside(event);
+});
+dialog.addEventListener('click',(event)=>{
+if(began&&event.target===dialog&&isBeside(event))dialog.close();
+});
+}
 function openShortcuts(settings){
 const dialog=byId('shortcuts');
 const single=make('input',{type:'checkbox',id:'single-keys'});
@@ -2094,7 +2207,6 @@ const dialog=byId('key');
 if(dialog.open)return;
 const input=byId('key-input');
 const error=byId('key-error');
-dialog.oncancel=(event)=>event.preventDefault();
 byId('key-form').onsubmit=async(event)=>{
 event.preventDefault();
 error.textContent='';
@@ -2106,6 +2218,7 @@ error.textContent='The server does not take this key.';
 input.select();
 }
 };
+error.textContent='';
 dialog.showModal();
 input.focus();
 }
@@ -2142,7 +2255,7 @@ database.onversionchange=()=>database.close();
 run(mode,work){
 return new Promise((resolve,reject)=>{
 const transaction=this.database.transaction(TABLE,mode);
-const asked=work(transaction.objectStore(TABLE));
+const asked=work(transaction.objectStore(TABLE),reject);
 transaction.oncomplete=()=>resolve(asked.result);
 transaction.onabort=()=>reject(transaction.error??asked.error??new Error('the browser gave up writing'));
 });
@@ -2150,8 +2263,21 @@ transaction.onabort=()=>reject(transaction.error??asked.error??new Error('the br
 all(){
 return this.run('readonly',(table)=>table.getAll());
 }
-put(value){
-return this.run('readwrite',(table)=>table.put(value));
+get(id){
+return this.run('readonly',(table)=>table.get(id));
+}
+update(id,renew){
+return this.run('readwrite',(table,fail)=>{
+const reading=table.get(id);
+reading.onsuccess=()=>{
+try{
+table.put(renew(reading.result));
+}catch(error){
+fail(error);
+}
+};
+return reading;
+});
 }
 remove(id){
 return this.run('readwrite',(table)=>table.delete(id));
@@ -2165,8 +2291,11 @@ this.persistent=false;
 async all(){
 return [...this.values.values()];
 }
-async put(value){
-this.values.set(value.id,structuredClone(value));
+async get(id){
+return structuredClone(this.values.get(id));
+}
+async update(id,renew){
+this.values.set(id,structuredClone(renew(await this.get(id))));
 }
 async remove(id){
 this.values.delete(id);
@@ -2175,10 +2304,10 @@ this.values.delete(id);
 
 // ---- library.js
 class Library{
-constructor(changed,failed){
-this.changed=changed;
-this.failed=failed;
+constructor({changed,failed,busy}){
+Object.assign(this,{changed,failed,busy});
 this.conversations=new Map();
+this.busyElsewhere=new Set();
 this.store=null;
 this.channel=typeof BroadcastChannel==='function'?new BroadcastChannel('millstream'):null;
 if(this.channel)this.channel.onmessage=(event)=>this.fromOtherTab(event.data);
@@ -2201,8 +2330,11 @@ return this.conversations.get(id)??null;
 async save(conversation){
 this.conversations.set(conversation.id,conversation);
 try{
-await this.store.put(conversation);
-this.channel?.postMessage({saved:conversation.id});
+await this.store.update(conversation.id,(kept)=>{
+if(kept)adoptMessages(conversation,kept);
+return conversation;
+});
+this.tell(conversation.id,this.busy(conversation.id));
 return true;
 }catch(error){
 this.failed(isFull(error)
@@ -2210,6 +2342,9 @@ this.failed(isFull(error)
 :'The browser could not keep this chat. Export it before you close the tab.',error);
 return false;
 }
+}
+tell(saved,busy){
+this.channel?.postMessage({saved,busy});
 }
 async remove(id){
 this.conversations.delete(id);
@@ -2229,13 +2364,16 @@ const added=mergeImported(this.list(),imported);
 for(const conversation of added)await this.save(conversation);
 return{added,skipped:imported.length - added.length};
 }
-async fromOtherTab({saved,removed}){
+async fromOtherTab({saved,removed,busy}){
 if(!this.store)return;
+if(busy)this.busyElsewhere.add(saved);
+else this.busyElsewhere.delete(saved??removed);
 if(removed)this.conversations.delete(removed);
-if(saved){
-const all=await this.store.all().catch(()=>[]);
-const fresh=all.find((conversation)=>conversation.id===saved);
-if(fresh)this.conversations.set(saved,fresh);
+const fresh=saved&&(await this.store.get(saved).catch(()=>null));
+if(fresh){
+const known=this.get(saved);
+if(known)adopt(known,fresh);
+else this.conversations.set(saved,fresh);
 }
 this.changed(saved??removed);
 }
@@ -2832,6 +2970,7 @@ this.list=byId('list');
 this.search=byId('search');
 this.search.addEventListener('input',()=>this.render());
 this.search.addEventListener('keydown',(event)=>{
+if(composing(event))return;
 if(event.key==='Enter'||event.key==='ArrowDown'){
 event.preventDefault();
 this.items()[0]?.focus();
@@ -2866,7 +3005,7 @@ const isOpen=this.current()===conversation.id;
 const title=conversation.title||'Untitled';
 return make('li',{'data-id':conversation.id,class:isOpen?'current':null},
 make('button',{type:'button',class:'open','aria-current':isOpen?'page':null,onclick:()=>this.open(conversation.id),ondblclick:()=>this.rename(conversation.id)},
-make('span',{},title),this.busy(conversation.id)?make('i',{class:'working',role:'img','aria-label':'being answered'}):null),
+make('span',{dir:'auto'},title),this.busy(conversation.id)?make('i',{class:'working',role:'img','aria-label':'being answered'}):null),
 make('span',{class:'row-actions'},
 iconButton('edit', `Rename ${title}`, () => this.rename(conversation.id)),
 iconButton('download', `Export ${title}`, () => this.exportOne(conversation)),
@@ -2888,9 +3027,9 @@ const conversation=this.library.get(id);
 const item = this.list.querySelector(`[data-id="${CSS.escape(id)}"]`);
 if(!conversation||!item)return;
 this.renaming=true;
-const field=make('input',{type:'text',class:'rename','aria-label':'New title',maxlength:'200'});
+const field=make('input',{type:'text',class:'rename','aria-label':'New title',maxlength:'200',dir:'auto'});
 field.value=conversation.title;
-const end=(keep)=>{
+const end=(keep,focus)=>{
 if(!this.renaming)return;
 this.renaming=false;
 const title=field.value.trim();
@@ -2901,16 +3040,17 @@ this.library.save(conversation);
 this.renamed(conversation);
 }
 this.render();
-this.list.querySelector(`[data-id="${CSS.escape(id)}"] .open`)?.focus();
+if (focus) this.list.querySelector(`[data-id="${CSS.escape(id)}"] .open`)?.focus();
 };
 field.addEventListener('keydown',(event)=>{
-if(event.key==='Enter')end(true);
+if(composing(event))return;
+if(event.key==='Enter')end(true,true);
 else if(event.key==='Escape'){
 event.stopPropagation();
-end(false);
+end(false,true);
 }
 });
-field.addEventListener('blur',()=>end(true));
+field.addEventListener('blur',()=>end(true,false));
 item.replaceChildren(field);
 field.focus();
 field.select();
@@ -2963,7 +3103,11 @@ class Page{
 constructor(){
 this.settings=loadSettings();
 this.connection=new Connection(()=>this.showConnection());
-this.library=new Library((id)=>this.otherTab(id),(text)=>this.storeFailed(text));
+this.library=new Library({
+changed:(id)=>this.otherTab(id),
+failed:(text)=>toast(text,{lasting:true,action:'Export all',onaction:()=>this.sidebar.exportAll()}),
+busy:(id)=>this.chat.generations.has(id),
+});
 this.chat=new Chat({
 library:this.library,
 settings:this.settings,
@@ -2971,6 +3115,7 @@ connection:this.connection,
 opened:(conversation)=>this.opened(conversation),
 changed:()=>this.sidebar.render(),
 openSettings:()=>this.openSettings(),
+askKey:()=>this.askKey(),
 });
 this.sidebar=new Sidebar({
 library:this.library,
@@ -3008,19 +3153,20 @@ if(name)button.prepend(icon(name));
 if(button.hasAttribute('aria-label'))button.title=button.getAttribute('aria-label');
 button.addEventListener('click',work);
 };
+click('skip',null,(event)=>{
+event.preventDefault();
+byId('input').focus();
+});
 click('new-chat','plus',()=>this.newChat());
 click('sidebar-open','menu',()=>this.showSidebar(true));
-click('sidebar-close','close',()=>this.showSidebar(false));
+click('sidebar-close','close',()=>this.closeDrawers());
 click('import','upload',()=>byId('import-file').click());
 click('export','download',()=>this.sidebar.exportAll());
 click('shortcuts-open','keyboard',()=>openShortcuts(this.settings));
 click('theme',null,()=>this.nextTheme());
 click('settings-open','sliders',()=>this.openSettings());
 click('panel-toggle','pulse',()=>this.togglePanel());
-click('panel-close','close',()=>{
-this.togglePanel();
-byId('panel-toggle').focus();
-});
+click('panel-close','close',()=>this.togglePanel());
 click('scrim',null,()=>this.closeDrawers());
 click('jump','down',()=>{});
 click('send','send',()=>{});
@@ -3031,9 +3177,8 @@ file.addEventListener('change',async()=>{
 if(file.files[0])await this.sidebar.importFile(file.files[0]);
 file.value='';
 });
-for(const dialog of document.querySelectorAll('dialog')){
-if(dialog.id !=='key')dialog.addEventListener('click',(event)=>event.target===dialog&&dialog.close());
-}
+for(const id of ['shortcuts','grid-dialog'])closeBeside(byId(id));
+followSettings(this.settings,()=>this.applyTheme());
 DARK.addEventListener('change',()=>this.restyle());
 PANEL_BESIDE.addEventListener('change',()=>this.showPanel(PANEL_BESIDE.matches&&(this.settings.panel??true)));
 SIDEBAR_BESIDE.addEventListener('change',()=>this.showSidebar(false));
@@ -3042,17 +3187,22 @@ addEventListener('keydown',(event)=>this.key(event));
 addEventListener('beforeunload',(event)=>{
 if(this.chat.generations.size)event.preventDefault();
 });
+addEventListener('pagehide',()=>{
+for(const id of this.chat.generations.keys())this.library.tell(id,false);
+});
 }
 fromAddress(){
 const id=location.hash.startsWith('#c=')?location.hash.slice(3):null;
 if((this.chat.conversation?.id??null)===id&&document.documentElement.dataset.ready)return;
-this.chat.open(id?this.library.get(id):null,SIDEBAR_BESIDE.matches);
+const conversation=id?this.library.get(id):null;
+if(!conversation)history.replaceState(null,'',location.pathname + location.search);
+this.chat.open(conversation,SIDEBAR_BESIDE.matches);
 }
 open(id){
 const conversation=this.library.get(id);
 if(!conversation)return;
+this.closeDrawers();
 this.chat.open(conversation,SIDEBAR_BESIDE.matches);
-this.showSidebar(false);
 }
 opened(conversation){
 const current=this.chat.conversation;
@@ -3065,19 +3215,19 @@ if(location.hash !==hash)history.pushState(null,'',hash||location.pathname + loc
 this.sidebar?.render();
 }
 newChat(){
+this.closeDrawers();
 this.chat.open(null);
-this.showSidebar(false);
 }
 removed(id){
 this.chat.generations.get(id)?.stop();
 if(this.chat.conversation?.id===id)this.chat.open(null,false);
 }
-neighbour(step){
+neighbour(step,focus){
 const list=this.library.list();
 if(!list.length)return;
 const at=list.findIndex((conversation)=>conversation.id===this.chat.conversation?.id);
 const next=at<0?list[step>0?0:list.length - 1]:list[at + step];
-if(next)this.chat.open(next);
+if(next)this.chat.open(next,focus);
 }
 openSettings(){
 openSettings(this.settings,this.chat.conversation,()=>{
@@ -3086,18 +3236,10 @@ toast('Settings saved.');
 });
 }
 otherTab(id){
-if(this.chat.conversation?.id===id&&!this.chat.generations.has(id)){
-const fresh=this.library.get(id);
-if(fresh){
-this.chat.conversation=fresh;
-this.chat.render();
-}else this.chat.open(null,false);
-}
-this.sidebar.render();
-}
-storeFailed(text){
-this.closeStoreToast?.();
-this.closeStoreToast=toast(text,{lasting:true,action:'Export all',onaction:()=>this.sidebar.exportAll()});
+if(!this.library.get(id))this.removed(id);
+else this.chat.changedElsewhere(id);
+if(this.chat.conversation?.id===id)this.opened(this.chat.conversation);
+else this.sidebar.render();
 }
 showConnection(){
 const{state,model,health}=this.connection;
@@ -3105,6 +3247,7 @@ const mode=health?.mode==='streaming'?'experts from the disk':health?.mode==='re
 byId('model').textContent=state==='ready'?[model,mode].filter(Boolean).join(' · '):'';
 if(state==='loading')banner('The model is being loaded. This page continues by itself.',{kind:'info'});
 else if(state==='gone')banner('The server cannot be reached. Trying again…',{action:'Try now',onaction:()=>this.connection.check()});
+else if(state==='locked')banner('This server asks for a key.',{action:'Enter the key',onaction:()=>this.askKey()});
 else banner(null);
 if(state==='locked')this.askKey();
 if(state==='ready')this.chat.controls();
@@ -3120,12 +3263,20 @@ return this.connection.state !=='locked';
 updateLive(){
 this.live.want(this.panelOpen&&this.connection.state==='ready');
 }
+panelCovers(){
+return this.panelOpen&&!PANEL_BESIDE.matches;
+}
 togglePanel(){
+const leaving=this.panelCovers()||byId('panel').contains(document.activeElement);
 this.showPanel(!this.panelOpen);
 if(PANEL_BESIDE.matches){
 this.settings.panel=this.panelOpen;
 saveSettings(this.settings);
-}else if(this.panelOpen)byId('panel-close').focus();
+}else if(this.panelOpen){
+this.showSidebar(false);
+byId('panel-close').focus();
+}
+if(leaving)byId('panel-toggle').focus();
 }
 showPanel(open){
 this.panelOpen=open;
@@ -3139,22 +3290,22 @@ if(open)this.panel.restyle();
 showSidebar(open){
 this.sidebarOpen=open&&!SIDEBAR_BESIDE.matches;
 byId('app').classList.toggle('with-sidebar',this.sidebarOpen);
-byId('sidebar').inert=!this.sidebarOpen&&!SIDEBAR_BESIDE.matches;
 this.showScrim();
 if(this.sidebarOpen)byId('sidebar-close').focus();
 }
 showScrim(){
-const covered=this.sidebarOpen||(this.panelOpen&&!PANEL_BESIDE.matches);
+const covered=this.sidebarOpen||this.panelCovers();
 byId('scrim').hidden=!covered;
 byId('main').inert=covered;
+byId('sidebar').inert=this.panelCovers()||(!this.sidebarOpen&&!SIDEBAR_BESIDE.matches);
 }
 closeDrawers(){
-const any=this.sidebarOpen||(this.panelOpen&&!PANEL_BESIDE.matches);
+const any=this.sidebarOpen||this.panelCovers();
 if(this.sidebarOpen){
 this.showSidebar(false);
 byId('sidebar-open').focus();
 }
-if(this.panelOpen&&!PANEL_BESIDE.matches){
+if(this.panelCovers()){
 this.showPanel(false);
 byId('panel-toggle').focus();
 }
@@ -3181,7 +3332,7 @@ restyle(){
 this.panel.restyle();
 }
 key(event){
-if(event.defaultPrevented||event.isComposing)return;
+if(event.defaultPrevented||composing(event))return;
 if(document.querySelector('dialog[open]'))return;
 const run=(work)=>{
 event.preventDefault();
@@ -3193,27 +3344,30 @@ return;
 }
 if((event.ctrlKey||event.metaKey)&&!event.altKey&&!event.shiftKey&&event.code==='KeyK'){
 run(()=>{
+this.closeDrawers();
 this.showSidebar(true);
 byId('search').focus();
 });
 return;
 }
+const field=event.target.closest?.('input, textarea, select');
 if(event.altKey&&!event.ctrlKey&&!event.metaKey){
+if(field&&event.code.startsWith('Key')&&event.key.toUpperCase()!==event.code.slice(3))return;
 const work={
 KeyN:()=>this.newChat(),KeyP:()=>this.togglePanel(),KeyS:()=>this.openSettings(),KeyR:()=>this.chat.regenerateLast(),
-ArrowUp:()=>this.neighbour(-1),ArrowDown:()=>this.neighbour(1),
+ArrowUp:()=>this.neighbour(-1,true),ArrowDown:()=>this.neighbour(1,true),
 }[event.code];
 if(work)run(work);
 return;
 }
-if(event.ctrlKey||event.metaKey||event.target.closest?.('input, textarea, select'))return;
+if(event.ctrlKey||event.metaKey||field)return;
 if(event.key==='?'){
 run(()=>openShortcuts(this.settings));
 return;
 }
 if(!this.settings.singleKeys)return;
 const work={
-'/': () => byId('input').focus(), n: () => this.newChat(), j: () => this.neighbour(1), k: () => this.neighbour(-1),
+'/': () => byId('input').focus(), n: () => this.newChat(), j: () => this.neighbour(1, false), k: () => this.neighbour(-1, false),
 p:()=>this.togglePanel(),s:()=>this.openSettings(),t:()=>this.nextTheme(),r:()=>this.chat.regenerateLast(),
 }[event.key];
 if(work)run(work);
