@@ -2,7 +2,7 @@
 //!
 //! What the server cannot do (images, tools that Anthropic itself runs) is refused by name; what makes no
 //! difference to an answer (`cache_control`, `metadata`, betas) is ignored, for Claude Code sends all of it.
-//! An image that a tool returned is left out and said to be: it comes again with every later request.
+//! An image or a document that a tool returned is left out and said to be: it comes again with every later request.
 
 use engine::Grammar;
 use serde_json::Value;
@@ -17,8 +17,9 @@ use crate::fields::{Fields, Result, wrong};
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// What stands for an image that a tool returned.
+/// What stands for an image that a tool returned, and for a document that is no text.
 const IMAGE_LEFT_OUT: &str = "[image left out: this model reads text only]";
+const DOCUMENT_LEFT_OUT: &str = "[document left out: this model reads text only]";
 
 /// Why a conversation is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,6 +228,10 @@ impl<'a> Block<'a> {
     fn result(&self) -> Result<&'a str> {
         match self.kind {
             "image" => Ok(IMAGE_LEFT_OUT),
+            "document" => {
+                let source = self.fields.get("source").filter(|source| source["type"] == "text");
+                Ok(source.and_then(|source| source["data"].as_str()).unwrap_or(DOCUMENT_LEFT_OUT))
+            }
             _ => self.only_text(),
         }
     }

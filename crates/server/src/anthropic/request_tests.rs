@@ -115,6 +115,14 @@ fn an_image_that_a_tool_returned_is_left_out_and_any_other_refused_with_the_reas
         messages(&asked(&user(&returned)))[0]["content"],
         "a.png\n\n[image left out: this model reads text only]"
     );
+    let document = |source: Value| json!({"type": "document", "source": source});
+    let returned = json!({"type": "tool_result", "tool_use_id": "1", "content": [
+        document(json!({"type": "text", "media_type": "text/plain", "data": "words"})),
+        document(json!({"type": "base64", "media_type": "application/pdf", "data": ""}))]});
+    assert_eq!(
+        messages(&asked(&user(&returned)))[0]["content"],
+        "words\n\n[document left out: this model reads text only]"
+    );
     #[track_caller]
     fn check(body: &Value, expect: &str) {
         assert_eq!(read(body, Purpose::Answer).unwrap_err().message, expect);
@@ -258,7 +266,7 @@ fn what_is_wrong_is_named() {
     };
     check(result(json!({"content": 1})), "messages[0].content[0].content");
     check(
-        result(json!({"content": [{"type": "document"}]})),
+        result(json!({"content": [{"type": "video"}]})),
         "messages[0].content[0].content[0].type",
     );
     check(result(json!({"is_error": "no"})), "messages[0].content[0].is_error");
