@@ -496,7 +496,7 @@ fn the_context_can_be_filled_to_the_last_place() {
         request.max_tokens = 1000;
         let requests = [request];
         let plain = tokens_of(&answers(&mut Engine::new(runner(model, &options)), &requests, 1));
-        assert_eq!(plain[0].len() + requests[0].prompt.len(), 129);
+        assert_eq!(plain[0].len() + requests[0].prompt.len(), 128);
         let texts = texts(&requests, &plain);
         let speculation =
             Speculation { ngram: false, oracle: Some(oracle(&texts, 0.9, 3)), ..eager(9) };
