@@ -14,7 +14,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { assertAccessible, assertContrast } from './accessible.mjs';
 import { mishaps } from './mishaps.mjs';
-import { ask, browser, count, lastAnswer, mockUrl, noOverflow, onMock, picture, ready, realUrl, setMock, settings, settled, slowDown, STORY, visit } from './visitor.mjs';
+import { ask, browser, count, fillStorage, lastAnswer, mockUrl, noOverflow, onMock, picture, ready, realUrl, setMock, settings, settled, slowDown, STORY, visit } from './visitor.mjs';
 
 const checks = [
   ['an answer streams, with its figures', async () => {
@@ -488,11 +488,7 @@ const checks = [
   ['a full storage is told, and the chat goes on', async () => {
     const context = await browser.newContext();
     const page = await context.newPage();
-    await page.addInitScript(() => {
-      IDBObjectStore.prototype.put = () => {
-        throw new DOMException('full', 'QuotaExceededError');
-      };
-    });
+    await fillStorage(page);
     await page.goto(mockUrl);
     await ask(page, 'hello');
     await page.getByText('The browser’s storage is full').waitFor();

@@ -1,7 +1,7 @@
 // Checks of what goes wrong between two tabs, under a slip of the hand, with a foreign keyboard, or where the focus falls.
 
 import assert from 'node:assert/strict';
-import { ask, browser, count, mockUrl, ready, setMock, settings, settled, visit } from './visitor.mjs';
+import { ask, browser, count, fillStorage, mockUrl, ready, setMock, settings, settled, visit } from './visitor.mjs';
 
 const focused = (page) => page.evaluate(() => document.activeElement.id || document.activeElement.className || document.activeElement.tagName);
 const bubbles = (page) => page.locator('.bubble').allInnerTexts();
@@ -289,11 +289,7 @@ export const mishaps = [
   ['a full storage is told once, while an answer goes on', async () => {
     const context = await browser.newContext();
     const page = await context.newPage();
-    await page.addInitScript(() => {
-      IDBObjectStore.prototype.put = () => {
-        throw new DOMException('full', 'QuotaExceededError');
-      };
-    });
+    await fillStorage(page);
     await page.goto(mockUrl);
     await askLong(page);
     await page.focus('.toast .link');

@@ -103,4 +103,11 @@ export async function slowDown({ page, context }) {
   await session.send('Network.emulateNetworkConditions', { offline: false, latency: 0, downloadThroughput: 40_000, uploadThroughput: -1 });
 }
 
+/** Makes the browser's storage take nothing more. */
+export const fillStorage = (page) => page.addInitScript(() => {
+  IDBObjectStore.prototype.put = () => {
+    throw new DOMException('full', 'QuotaExceededError');
+  };
+});
+
 export const noOverflow = (page) => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth);

@@ -95,11 +95,9 @@ impl<'a> Fields<'a> {
     /// A whole number from 0 on. `4.0` counts as one: some clients have no integers.
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let whole = value.as_u64().or_else(|| {
-            let number = value.as_f64()?;
-            (number.fract() == 0.0 && (0.0..9.0e15).contains(&number)).then_some(number as u64)
-        });
-        match whole.and_then(|whole| usize::try_from(whole).ok()) {
+        let natural = || whole(value).filter(|&number| number >= 0.0).map(|number| number as u64);
+        let count = value.as_u64().or_else(natural);
+        match count.and_then(|count| usize::try_from(count).ok()) {
             Some(count) => Ok(Some(count)),
             None if value.is_number() => {
                 Err(self.error(key, format!("expected a whole number from 0 on, got {value}")))
@@ -111,10 +109,10 @@ impl<'a> Fields<'a> {
     /// Any whole number, as 64 bits: seeds may be negative.
     pub(crate) fn seed(&self, key: &str) -> Result<Option<u64>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match (value.as_u64(), value.as_i64()) {
-            (Some(seed), _) => Ok(Some(seed)),
-            (None, Some(seed)) => Ok(Some(seed as u64)),
-            (None, None) => Err(wrong(&self.path(key), "a whole number of at most 64 bits", value)),
+        let signed = || value.as_i64().or_else(|| whole(value).map(|number| number as i64));
+        match value.as_u64().or_else(|| signed().map(|seed| seed as u64)) {
+            Some(seed) => Ok(Some(seed)),
+            None => Err(wrong(&self.path(key), "a whole number of at most 64 bits", value)),
         }
     }
 
@@ -162,6 +160,11 @@ fn kind(value: &Value) -> &'static str {
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
     }
+}
+
+/// A whole number that is written as a float, as 4.0: some clients have no integers.
+fn whole(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 9.0e15)
 }
 
 #[cfg(test)]

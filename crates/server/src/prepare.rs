@@ -143,8 +143,7 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
                 let message = "this model has no chat template: use /v1/completions";
                 return Err(ApiError::bad_request("no_chat_template", message));
             }
-            let messages = with_results_in_order(messages);
-            let mut chat = ChatRequest::new(messages.iter().cloned());
+            let mut chat = ChatRequest::new(with_results_in_order(messages));
             if ask.tool_choice != Choice::None {
                 chat.tools.clone_from(&ask.tool_definitions);
             }
@@ -153,7 +152,7 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
             let prompt = match dialect.prompt(&chat) {
                 // Many templates insist on one system message, in front, and on turns; clients do not.
                 Err(error @ engine::Error::Text(text::Error::TemplateRaised { .. })) => {
-                    chat.messages = Conversation::of_messages(&messages).into_messages();
+                    chat.messages = Conversation::of_messages(&chat.messages).into_messages();
                     dialect.prompt(&chat).map_err(|_| error)?
                 }
                 prompt => prompt?,

@@ -53,6 +53,15 @@ impl<'a> Runs<'a> {
         wanted.map(|(_, (run, first))| (first, run))
     }
 
+    /// The runs in which something weighs more than nothing.
+    fn that_weigh(self, inverse_temperature: f32) -> impl Iterator<Item = &'a [f32]> {
+        let weighs = move |top: f32| {
+            let is_nothing = (top - self.best) * inverse_temperature < LEAST_EXPONENT;
+            !is_nothing
+        };
+        self.of_tops(weighs).map(|(_, run)| run)
+    }
+
     /// What a logit weighs against the best, which weighs 1.
     pub fn weight(&self, logit: f32, inverse_temperature: f64) -> f64 {
         exp((f64::from(logit) - f64::from(self.best)) * inverse_temperature)
@@ -192,10 +201,7 @@ versions! {
 #[inline(always)]
 fn mass_body(runs: &Runs<'_>, inverse_temperature: f32) -> f64 {
     let mut sums = [0.0; TOGETHER];
-    for (run, &top) in runs.logits.chunks(runs.width).zip(runs.tops) {
-        if (top - runs.best) * inverse_temperature < LEAST_EXPONENT {
-            continue;
-        }
+    for run in runs.that_weigh(inverse_temperature) {
         let (chunks, rest) = run.as_chunks::<TOGETHER>();
         for chunk in chunks {
             add(chunk, runs.best, inverse_temperature, &mut sums);
@@ -221,10 +227,7 @@ versions! {
 
 #[inline(always)]
 fn spread_body(runs: &Runs<'_>, inverse_temperature: f32, sums: &mut [[f64; STEPS]; APART]) {
-    for (run, &top) in runs.logits.chunks(runs.width).zip(runs.tops) {
-        if (top - runs.best) * inverse_temperature < LEAST_EXPONENT {
-            continue;
-        }
+    for run in runs.that_weigh(inverse_temperature) {
         let (chunks, rest) = run.as_chunks::<TOGETHER>();
         for chunk in chunks {
             add_by_step(chunk, runs.best, inverse_temperature, sums);

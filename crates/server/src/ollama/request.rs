@@ -94,9 +94,7 @@ pub(super) fn generate(fields: &Fields<'_>) -> Result<Wanted> {
 
 /// The fields that both have.
 fn wanted(fields: &Fields<'_>, mut ask: Ask, is_empty: bool) -> Result<Wanted> {
-    if let Some(options) = fields.map("options")? {
-        let options = with_whole_seed(options);
-        let options = Fields::of(&options, fields.path("options"))?;
+    if let Some(options) = fields.fields("options")? {
         ask.sampling = wishes(&options)?;
         ask.max_tokens = most_tokens(&options)?;
         ask.set_stop(&options, "stop")?;
@@ -135,26 +133,13 @@ fn is_no_time(keep_alive: &Value) -> bool {
     }
 }
 
-/// Options whose seed is 4 where it was 4.0: some clients have no integers.
-fn with_whole_seed(options: &Map<String, Value>) -> Value {
-    let mut options = options.clone();
-    if let Some(seed) = options.get_mut("seed").filter(|seed| seed.is_f64())
-        && let Some(number) = seed.as_f64()
-        && number.fract() == 0.0
-        && number.abs() < 9.0e15
-    {
-        *seed = (number as i64).into();
-    }
-    options.into()
-}
-
 fn wishes(options: &Fields<'_>) -> Result<Wishes> {
     let mut wishes = Wishes::read(options)?;
     let penalty = options.number("repeat_penalty")?;
     wishes.repetition_penalty = penalty.or(wishes.repetition_penalty);
     wishes.temperature = wishes.temperature.map(|value| value.min(HIGHEST_TEMPERATURE));
     // -1 is how Ollama says "any".
-    if options.get("seed").and_then(Value::as_i64).is_some_and(|seed| seed < 0) {
+    if options.get("seed").and_then(Value::as_f64).is_some_and(|seed| seed < 0.0) {
         wishes.seed = None;
     }
     // Here, where the options' own names are known, and so also in a request that asks for nothing.
