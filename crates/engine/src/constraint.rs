@@ -2,7 +2,8 @@
 //!
 //! [`Grammars`] compiles a grammar for one model's vocabulary, through `llguidance`. A [`Constraint`] is one
 //! answer under it: before each token its [`Mask`] says which tokens may come, and each token that came is
-//! accepted. The next mask is computed by a worker thread while the model computes the next logits.
+//! accepted. The next mask is computed by a worker thread while the model computes the next logits. A grammar may
+//! also wait for a token that the model is free to write or not ([`Grammars::compile_from`]).
 //!
 //! It does not sample, and knows nothing of HTTP or of tool formats.
 //!
@@ -187,14 +188,34 @@ impl Grammars {
         grammar: &Grammar,
         before: Before<'_>,
     ) -> Result<Constraint, GrammarError> {
+        self.compiled(grammar, before, None)
+    }
+
+    /// Compiles a grammar that begins with the token `opener`, for an answer that is free until that token comes
+    /// outside of thinking, and may end without it. Where such a grammar cannot be followed, the answer is free again.
+    pub fn compile_from(
+        &self,
+        opener: u32,
+        grammar: &Grammar,
+        before: Before<'_>,
+    ) -> Result<Constraint, GrammarError> {
+        self.compiled(grammar, before, Some(opener))
+    }
+
+    fn compiled(
+        &self,
+        grammar: &Grammar,
+        before: Before<'_>,
+        opener: Option<u32>,
+    ) -> Result<Constraint, GrammarError> {
         let compiled = || self.shared.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = Key::of(grammar, before);
+        let key = Key::of(grammar, before, opener);
         let kept = compiled().get(&key);
         if let Some(slot) = kept {
             let slot = Arc::new(self.shared.workers.fork(&slot));
             return Ok(Constraint { shared: Arc::clone(&self.shared), slot, mask: None });
         }
-        let constraint = self.compile_anew(grammar, before)?;
+        let constraint = self.compile_anew(grammar, before, opener)?;
         // Not the constraint itself: it holds what holds this list.
         compiled().keep(key, constraint.clone().slot);
         Ok(constraint)
@@ -204,6 +225,7 @@ impl Grammars {
         &self,
         grammar: &Grammar,
         before: Before<'_>,
+        opener: Option<u32>,
     ) -> Result<Constraint, GrammarError> {
         let start = match before {
             Before::Nothing => Start::Inside,
@@ -214,7 +236,8 @@ impl Grammars {
         let build = || {
             let parser = self.shared.factory.create_parser(prepare(grammar)?);
             let parser = parser.map_err(|error| compiler_error(&format!("{error:#}")))?;
-            State::new(vocabulary, Matcher::new(Ok(parser)), start).map_err(|error| match error {
+            let state = State::new(vocabulary, Matcher::new(Ok(parser)), start, opener);
+            state.map_err(|error| match error {
                 ConstraintError::Failed { reason } => GrammarError::TooComplex { reason },
                 _ => schema::invalid("nothing that the model can write satisfies it"),
             })
@@ -262,18 +285,19 @@ impl Constraint {
         Constraint { shared, slot: Arc::new(Slot::new(state)), mask: None }
     }
 
-    /// Which tokens may come next; waits for the worker if it is not done. End tokens are among them exactly
-    /// if the answer may end here. After an error there is never a mask again.
-    pub fn mask(&mut self) -> Result<&Mask, ConstraintError> {
-        let settled = self.settled()?;
-        Ok(self.mask.insert(settled.mask))
+    /// Which tokens may come next, `None` if all may; waits for the worker if it is not done. End tokens are among them
+    /// exactly if the answer may end here. After an error there is never a mask again.
+    pub fn mask(&mut self) -> Result<Option<&Mask>, ConstraintError> {
+        self.mask = self.settled()?.mask;
+        Ok(self.mask.as_deref())
     }
 
     /// Notes the token that came, and has the next mask computed meanwhile. What is wrong with the token is
     /// told by the next [`Constraint::mask`].
     pub fn accept(&mut self, token: u32) {
-        self.slot.accept(token);
-        self.shared.workers.send(&self.slot);
+        if self.slot.accept(token) {
+            self.shared.workers.send(&self.slot);
+        }
     }
 
     /// Whether nothing can follow but the end; waits like [`Constraint::mask`].

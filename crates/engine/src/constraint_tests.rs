@@ -115,7 +115,7 @@ fn check_language(grammar: &Grammar, words: &BTreeSet<String>, seed: u64) {
             if words.contains(&text.as_slice()) {
                 want.extend(ends);
             }
-            let got: BTreeSet<u32> = constraint.mask().unwrap().tokens().collect();
+            let got: BTreeSet<u32> = constraint.mask().unwrap().unwrap().tokens().collect();
             assert_eq!(got, want, "after {:?}", String::from_utf8_lossy(&text));
             assert_eq!(constraint.is_complete().unwrap(), want.iter().all(|id| ends.contains(id)));
             let choices: Vec<u32> = want.into_iter().collect();
@@ -123,7 +123,7 @@ fn check_language(grammar: &Grammar, words: &BTreeSet<String>, seed: u64) {
             constraint.accept(token);
             if ends.contains(&token) {
                 assert!(constraint.is_complete().unwrap());
-                assert_eq!(constraint.mask().unwrap().tokens().collect::<Vec<_>>(), *ends);
+                assert_eq!(constraint.mask().unwrap().unwrap().tokens().collect::<Vec<_>>(), *ends);
                 break;
             }
             text.extend(&toy.tokens[token as usize]);
@@ -191,7 +191,7 @@ fn control_tokens_come_only_if_they_are_named() {
             toy.grammars.compile(&Grammar::Lark(grammar.to_owned()), Before::Nothing).unwrap();
         begin.iter().for_each(|token| constraint.accept(toy.id(token)));
         let want = Mask::of(toy.tokens.len() + 5, want.iter().map(|token| toy.id(token)));
-        assert_eq!(constraint.mask().unwrap(), &want);
+        assert_eq!(constraint.mask().unwrap().unwrap(), &want);
     }
     check(&toy, "start: \"a\" <|tool|> \"a\"", &["a"], &["<|tool|>"]);
     check(&toy, "start: \"a\" <|tool|> \"a\"", &["a", "<|tool|>"], &["a"]);
@@ -232,7 +232,7 @@ fn check_after(tokens: &[&str], forbidden: &[&str]) {
     let mut constraint =
         toy.grammars.compile(&grammar, Before::Thinking { close: "</think>" }).unwrap();
     tokens.iter().for_each(|token| constraint.accept(toy.id(token)));
-    let mask = constraint.mask().unwrap();
+    let mask = constraint.mask().unwrap().unwrap();
     let got: BTreeSet<&str> =
         FREE.into_iter().chain(["<|end|>"]).filter(|token| !mask.allows(toy.id(token))).collect();
     assert_eq!(got, forbidden.iter().copied().collect());
@@ -269,7 +269,7 @@ fn check_maybe(tokens: &[&str], allowed: &[&str]) {
     let before = Before::MaybeThinking { open: &open, close: "</think>" };
     let mut constraint = toy.grammars.compile(&Grammar::Regex("[0-9]".to_owned()), before).unwrap();
     tokens.iter().for_each(|token| constraint.accept(toy.id(token)));
-    let mask = constraint.mask().unwrap();
+    let mask = constraint.mask().unwrap().unwrap();
     let got: BTreeSet<&str> =
         FREE.into_iter().chain(["<|end|>"]).filter(|token| mask.allows(toy.id(token))).collect();
     assert_eq!(got, allowed.iter().copied().collect());
@@ -296,7 +296,67 @@ fn a_grammar_that_begins_like_thinking_is_followed() {
     let grammar = Grammar::Regex("<1".to_owned());
     let mut constraint = toy.grammars.compile(&grammar, before).unwrap();
     constraint.accept(toy.id("<"));
-    assert_eq!(constraint.mask().unwrap().tokens().collect::<Vec<_>>(), [toy.id("1")]);
+    assert_eq!(constraint.mask().unwrap().unwrap().tokens().collect::<Vec<_>>(), [toy.id("1")]);
+}
+
+/// With `<1` from `<` on: what may follow these tokens; `None` if everything may.
+#[track_caller]
+fn check_from(before: Before<'_>, tokens: &[&str], allowed: Option<&[&str]>) {
+    let toy = Toy::of(&FREE);
+    let grammar = Grammar::Regex("<1".to_owned());
+    let mut constraint = toy.grammars.compile_from(toy.id("<"), &grammar, before).unwrap();
+    tokens.iter().for_each(|token| constraint.accept(toy.id(token)));
+    let mask = constraint.mask().unwrap();
+    let got: Option<BTreeSet<&str>> = mask.map(|mask| {
+        FREE.into_iter().chain(["<|end|>"]).filter(|token| mask.allows(toy.id(token))).collect()
+    });
+    assert_eq!(got, allowed.map(|allowed| allowed.iter().copied().collect()), "{tokens:?}");
+    let fork = constraint.clone().mask().unwrap().cloned();
+    assert_eq!(fork.as_ref(), constraint.mask().unwrap());
+}
+
+#[test]
+fn words_are_free_until_the_opener() {
+    let thinking = Before::Thinking { close: "</think>" };
+    let toy = Toy::of(&FREE);
+    let open = [toy.id("1"), toy.id("think>")];
+    let maybe = Before::MaybeThinking { open: &open, close: "</think>" };
+    for before in [Before::Nothing, maybe] {
+        check_from(before, &[], None);
+        check_from(before, &["a", "1", "\n", "</think>"], None);
+        check_from(before, &["<"], Some(&["1"]));
+        check_from(before, &["a", "1", "<"], Some(&["1"]));
+        check_from(before, &["a", "<", "1"], Some(&["<|end|>"]));
+        check_from(before, &["1", "<"], Some(&["1"]));
+        check_from(before, &["a", "1", "think>", "<"], Some(&["1"]));
+    }
+    // Who thinks may write what it likes, an opener too, and may end there.
+    check_from(thinking, &[], None);
+    check_from(thinking, &["<", "a"], None);
+    check_from(thinking, &["a", "</think>"], None);
+    check_from(thinking, &["a", "</", "think>", "a"], None);
+    check_from(thinking, &["<", "</think>", "\n\n", "<"], Some(&["1"]));
+    check_from(thinking, &["<", "</think>1", "<", "1"], Some(&["<|end|>"]));
+    check_from(maybe, &["1", "think>", "<"], None);
+    check_from(maybe, &["1", "think>", "<", "</think>", "<"], Some(&["1"]));
+}
+
+#[test]
+fn an_answer_that_was_free_is_not_failed_by_a_grammar() {
+    // No token has the next letter.
+    let toy = Toy::of(&["<", "a"]);
+    let grammar = Grammar::Regex("<é".to_owned());
+    let compile = |opener| toy.grammars.compile_from(opener, &grammar, Before::Nothing);
+    let mut constraint = compile(toy.id("<")).unwrap();
+    for token in ["a", "<", "a", "<", "<|end|>"] {
+        constraint.accept(toy.id(token));
+        assert_eq!(constraint.mask().unwrap(), None);
+    }
+    // A grammar that begins with something else is never begun.
+    compile(toy.id("a")).unwrap_err();
+    let mut held = toy.grammars.compile(&grammar, Before::Nothing).unwrap();
+    held.accept(toy.id("<"));
+    held.mask().unwrap_err();
 }
 
 #[test]
@@ -304,7 +364,8 @@ fn what_was_compiled_is_kept_for_the_next_and_unchanged_by_the_last() {
     let toy = Toy::of(&["a", "b"]);
     let kept = || toy.grammars.shared.compiled.lock().unwrap().len();
     let grammar = Grammar::Regex("ab".to_owned());
-    let first = |constraint: &mut Constraint| constraint.mask().unwrap().tokens().next().unwrap();
+    let first =
+        |constraint: &mut Constraint| constraint.mask().unwrap().unwrap().tokens().next().unwrap();
     for _ in 0..3 {
         let mut constraint = toy.grammars.compile(&grammar, Before::Nothing).unwrap();
         assert_eq!(first(&mut constraint), toy.id("a"));
@@ -315,6 +376,8 @@ fn what_was_compiled_is_kept_for_the_next_and_unchanged_by_the_last() {
     // What comes before is part of it, and so is the order of a schema's properties.
     toy.grammars.compile(&grammar, Before::Thinking { close: "b" }).unwrap();
     assert_eq!(kept(), 2);
+    toy.grammars.compile_from(toy.id("a"), &grammar, Before::Nothing).unwrap();
+    assert_eq!(kept(), 3);
     for count in 1..40 {
         toy.grammars.compile(&Grammar::Regex(format!("a{{{count}}}")), Before::Nothing).unwrap();
     }
@@ -333,7 +396,7 @@ fn newlines_that_the_grammar_wants_are_its_own() {
         toy.grammars.compile(&grammar, Before::Thinking { close: "</think>" }).unwrap();
     constraint.accept(toy.id("</think>"));
     constraint.accept(toy.id("\n"));
-    assert_eq!(constraint.mask().unwrap().tokens().collect::<Vec<_>>(), [toy.id("1")]);
+    assert_eq!(constraint.mask().unwrap().unwrap().tokens().collect::<Vec<_>>(), [toy.id("1")]);
 }
 
 proptest! {
@@ -380,8 +443,8 @@ fn a_forbidden_token_fails_its_own_answer_for_good() {
         assert!(matches!(error, ConstraintError::Failed { .. }), "{error}");
         assert_eq!(wrong.clone().mask().unwrap_err(), error);
     }
-    assert!(right.mask().unwrap().allows(toy.id("<|end|>")));
-    assert!(!fresh.clone().mask().unwrap().allows(toy.id("<|end|>")));
+    assert!(right.mask().unwrap().unwrap().allows(toy.id("<|end|>")));
+    assert!(!fresh.clone().mask().unwrap().unwrap().allows(toy.id("<|end|>")));
     let past = {
         let mut constraint =
             toy.grammars.compile(&Grammar::Regex("a".to_owned()), Before::Nothing).unwrap();

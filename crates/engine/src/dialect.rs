@@ -261,7 +261,7 @@ mod tests {
     fn weather() -> Tool {
         let parameters =
             json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
-        Tool { name: "weather".to_owned(), description: None, parameters }
+        Tool { name: "weather".to_owned(), description: None, parameters, is_strict: false }
     }
 
     fn hear(listener: &mut Listener, tokens: &[u32]) -> Vec<Piece> {

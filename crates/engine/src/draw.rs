@@ -76,7 +76,7 @@ impl Draw<'_> {
 /// The next token of an answer.
 fn choose(job: &mut Job, logits: &[f32]) -> Result<Sampled> {
     let position = job.generated() as u64;
-    let mask = job.constraint.as_mut().map(Constraint::mask).transpose()?;
+    let mask = job.constraint.as_mut().map(Constraint::mask).transpose()?.flatten();
     SCRATCH.with_borrow_mut(|scratch| {
         Ok(sample(logits, &job.counts, &job.sampling, position, mask, scratch)?)
     })

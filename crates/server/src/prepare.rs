@@ -218,12 +218,22 @@ fn constraint(
             };
             (ask.grammar_field.as_str(), compiled.map_or_else(alone, Ok))
         }
+        (Choice::Auto, None) if may_call => return Ok(calls_in_form(model, ask, before)),
         (_, None) => return Ok(None),
     };
     compiled.map(Some).map_err(|error| match error {
         GrammarError::Vocabulary { .. } => ApiError::internal(chain(&error)),
         error => ApiError::field(field, chain(&error)),
     })
+}
+
+/// Holds calls that a free answer comes to to their form; `None` where that cannot be done, for nobody asked for it.
+fn calls_in_form(model: &Model, ask: &Ask, before: Before<'_>) -> Option<Constraint> {
+    let opener = model.dialect.tools?.opener()?;
+    let opener = model.dialect.tokenizer.token_to_id(opener)?;
+    let lark = tool_grammar(model, ask, &Choice::Auto).ok()?;
+    let compiled = model.grammars.compile_from(opener, &Grammar::Lark(lark), before);
+    compiled.inspect_err(|error| tracing::debug!("calls are free: {}", chain(error))).ok()
 }
 
 /// Calls of tools, or JSON that follows the client's grammar, as the model likes; `None` if the two do not

@@ -161,7 +161,7 @@ mod tests {
 
     fn tools() -> Vec<Tool> {
         let parameters = json!({"properties": {"city": {"type": "string"}}});
-        vec![Tool { name: "weather".to_owned(), description: None, parameters }]
+        vec![Tool { name: "weather".to_owned(), description: None, parameters, is_strict: false }]
     }
 
     /// Neighbours joined.

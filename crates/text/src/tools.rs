@@ -44,6 +44,8 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON schema of its arguments; `{}` if it has none.
     pub parameters: Value,
+    /// Whether a model that calls it of its own accord is held to the schema, too.
+    pub is_strict: bool,
 }
 
 impl Tool {
@@ -63,7 +65,8 @@ impl Tool {
             }
         };
         let description = function["description"].as_str().map(str::to_owned);
-        Ok(Tool { name: name.to_owned(), description, parameters })
+        let is_strict = function["strict"] == true;
+        Ok(Tool { name: name.to_owned(), description, parameters, is_strict })
     }
 }
 
@@ -259,6 +262,15 @@ impl ToolFormat {
             ToolFormat::Mistral => mistral::MARKERS,
             ToolFormat::Llama3 => llama3::MARKERS,
             ToolFormat::Pythonic => pythonic::MARKERS,
+        }
+    }
+
+    /// The text that every block of calls begins with, and nothing else: where it is one token of the vocabulary, a free
+    /// answer becomes a call with it. Harmony's calls and words begin alike, and some formats begin with plain signs.
+    pub fn opener(self) -> Option<&'static str> {
+        match self {
+            ToolFormat::Harmony | ToolFormat::DeepSeekXml | ToolFormat::Llama3 => None,
+            _ => self.markers().first().copied(),
         }
     }
 

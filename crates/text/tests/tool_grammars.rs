@@ -38,7 +38,7 @@ fn tools() -> Vec<Tool> {
 }
 
 fn tool(name: &str, parameters: Value) -> Tool {
-    Tool { name: name.to_owned(), description: None, parameters }
+    Tool { name: name.to_owned(), description: None, parameters, is_strict: false }
 }
 
 /// A grammar and the vocabulary it was compiled for.
@@ -367,6 +367,63 @@ fn wrong_calls_are_refused() {
     }
 }
 
+/// Calls that nobody asked for: names and form are held, and the schema only where the tool is strict.
+#[test]
+fn free_calls_are_held_to_names_and_form() {
+    let arguments = [("tags", json!(["a", "b"])), ("days", json!(2)), ("city", json!("Oslo"))];
+    let deep = json!({"a": [[1, {"b": "c"}], null]});
+    let open = json!({"type": "object", "additionalProperties": true});
+    let nested = json!({"type": "object", "properties": {"z": {"type": "object", "properties": {
+        "a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}});
+    for (format, has_specials) in variants().filter(|(format, _)| format.opener().is_some()) {
+        let write =
+            |name: &str, arguments: &[(&str, Value)]| write(format, has_specials, name, arguments);
+        let answer = |calls: &[String]| answer(format, has_specials, calls);
+        let auto =
+            |tools: Vec<Tool>| Compiled::of(tools, format, &Choice::Auto, true, has_specials);
+        let call = answer(&[write("weather", &arguments)]);
+        if has_specials || format != ToolFormat::Pythonic {
+            assert!(call.starts_with(format.opener().expect("an opener")), "{call}");
+        }
+
+        let mut free = auto(tools());
+        let object =
+            Value::Object(arguments.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect());
+        free.takes(&call, &[("weather", object.clone())]);
+        free.takes(
+            &answer(&[write("weather", &[]), write("now", &[])]),
+            &[("weather", json!({})), ("now", json!({}))],
+        );
+        free.refuses(&answer(&[write("other", &[])]));
+        free.refuses(&call[..call.len() - 1]);
+        free.refuses(&format!("{call} and more"));
+        free.refuses(&format!("Well. {call}"));
+        if TAGGED.contains(&format) || has_notation(format) {
+            free.refuses(&answer(&[write("weather", &[("town", json!("Oslo"))])]));
+            free.refuses(&answer(&[write("weather", &[("days", json!("two"))])]));
+            free.refuses(&answer(&[write("weather", &[("unit", json!("miles"))])]));
+        }
+
+        let mut strict =
+            auto(tools().into_iter().map(|tool| Tool { is_strict: true, ..tool }).collect());
+        strict.refuses(&call);
+        strict.takes(
+            &answer(&[write("weather", &[("city", json!("Oslo")), ("days", json!(2))])]),
+            &[("weather", json!({"city": "Oslo", "days": 2}))],
+        );
+
+        // Arguments that no schema names, and the parts of one in any order.
+        let mut any =
+            auto(vec![tool("f", open.clone()), tool("g", nested.clone()), tool("h", json!({}))]);
+        any.takes(&answer(&[write("f", &[("x", json!("y"))])]), &[("f", json!({"x": "y"}))]);
+        any.takes(&answer(&[write("h", &[("x", json!("y"))])]), &[("h", json!({"x": "y"}))]);
+        if format != ToolFormat::Pythonic {
+            let z = json!({"b": 1, "c": deep});
+            any.takes(&answer(&[write("g", &[("z", z.clone())])]), &[("g", json!({"z": z}))]);
+        }
+    }
+}
+
 /// Formats in which an argument is raw text or JSON between tags.
 const TAGGED: [ToolFormat; 5] = [
     ToolFormat::QwenXml,
@@ -611,7 +668,8 @@ fn what_cannot_be_forced_is_named() {
     };
     assert_eq!(error(&tools(), Choice::Named("x".to_owned())), "tools: there is none called \"x\"");
     assert_eq!(error(&[], Choice::Required), "tools: there are none to choose from");
-    let odd = Tool { name: "a b".to_owned(), description: None, parameters: json!({}) };
+    let odd =
+        Tool { name: "a b".to_owned(), description: None, parameters: json!({}), is_strict: false };
     assert_eq!(error(&[odd], Choice::Required), "tools: \"a b\" is no name for one");
     for schema in [
         json!({"allOf": [{"enum": ["a"]}, {"enum": ["b"]}]}),

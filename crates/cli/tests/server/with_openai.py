@@ -288,7 +288,7 @@ def one_call_is_enough_where_several_are_not_wanted():
                 "parameters": {"type": "object", "properties": {"stock": {"type": "string"}}, "required": ["stock"]}}
     wish = {"logit_bias": {"4082": -100, "4085": 4}, "temperature": 0.7, "seed": 0, "max_tokens": 120,
             "tools": [{"type": "function", "function": function}]}
-    equal(len(ask(history, **wish).choices[0].message.tool_calls), 2)
+    assert len(ask(history, **wish).choices[0].message.tool_calls) > 1
     choice = ask(history, parallel_tool_calls=False, **wish).choices[0]
     equal((len(choice.message.tool_calls), choice.finish_reason), (1, "tool_calls"))
 
@@ -406,6 +406,17 @@ def its_tools_make_a_round_trip():
     with client.responses.stream(model="pebble", input=history[:1], tools=RESPONSES_TOOLS, temperature=0) as stream:
         pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
         equal(json.loads("".join(pieces)), {"stock": "RMHF"})
+
+
+@check("tools")
+def a_call_of_its_own_accord_keeps_to_the_tools_there_are():
+    read = {"name": "Read", "parameters": {"type": "object", "properties": {"file_path": {"type": "string"}}}}
+    for strict in (False, True):
+        tools = [{"type": "function", "function": {**read, "strict": strict}}]
+        choice = ask("What is the weather in Paris?", tools=tools).choices[0]
+        equal((choice.finish_reason, choice.message.tool_calls[0].function.name), ("tool_calls", "Read"))
+        assert set(json.loads(choice.message.tool_calls[0].function.arguments)) <= {"file_path"}, choice
+    equal(ask(tools=tools).choices[0].message.content, HOT)
 
 
 @check("responses")

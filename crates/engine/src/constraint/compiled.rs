@@ -26,10 +26,11 @@ pub(super) struct Key {
     text: String,
     open: Vec<u32>,
     close: String,
+    opener: Option<u32>,
 }
 
 impl Key {
-    pub(super) fn of(grammar: &Grammar, before: Before<'_>) -> Key {
+    pub(super) fn of(grammar: &Grammar, before: Before<'_>, opener: Option<u32>) -> Key {
         let (kind, text) = match grammar {
             Grammar::JsonObject => (0, String::new()),
             Grammar::JsonSchema(schema) => (1, schema.to_string()),
@@ -41,7 +42,7 @@ impl Key {
             Before::Thinking { close } => (Vec::new(), close),
             Before::MaybeThinking { open, close } => (open.to_vec(), close),
         };
-        Key { kind, text, open, close: close.to_owned() }
+        Key { kind, text, open, close: close.to_owned(), opener }
     }
 }
 

@@ -42,13 +42,19 @@ enum Phase {
     Blank {
         left: usize,
     },
+    /// Free words, until the opener comes.
+    Words,
     Inside,
+    /// Free for good: the grammar could not be followed.
+    Released,
 }
 
 pub(super) struct State {
     vocabulary: Arc<Vocabulary>,
     matcher: Matcher,
     phase: Phase,
+    /// The token that the grammar waits for, where the answer is free without it.
+    opener: Option<u32>,
     /// What the grammar allows to begin with.
     first: Arc<Mask>,
 }
@@ -59,10 +65,14 @@ impl State {
         vocabulary: Arc<Vocabulary>,
         matcher: Matcher,
         start: Start,
+        opener: Option<u32>,
     ) -> Result<State, ConstraintError> {
         let mut matcher = matcher.into_cancellable();
         let first = grammar_mask(&mut matcher, &vocabulary)?;
-        let inside = State { vocabulary, matcher, phase: Phase::Inside, first };
+        if opener.is_some_and(|token| !first.allows(token)) {
+            return Err(ConstraintError::Stuck);
+        }
+        let inside = State { vocabulary, matcher, phase: Phase::Inside, opener, first };
         inside.rehearse()?;
         let phase = match start {
             Start::Free(marker) => Phase::Free { marker, matched: 0 },
@@ -71,6 +81,7 @@ impl State {
             {
                 Phase::Opening { open, came: 0, marker }
             }
+            Start::Inside | Start::Maybe(..) if opener.is_some() => Phase::Words,
             Start::Inside | Start::Maybe(..) => Phase::Inside,
         };
         Ok(State { phase, ..inside })
@@ -83,6 +94,7 @@ impl State {
             vocabulary: Arc::clone(&self.vocabulary),
             matcher: self.matcher.deep_clone(),
             phase: self.phase.clone(),
+            opener: self.opener,
             first: Arc::clone(&self.first),
         }
     }
@@ -97,8 +109,48 @@ impl State {
         tokens.iter().try_for_each(|&token| self.step(token))
     }
 
-    /// What may come next.
-    pub(super) fn mask(&mut self) -> Result<Arc<Mask>, ConstraintError> {
+    /// Takes in a token if it is one of the free words before an opener, and says so.
+    pub(super) fn stays_free(&mut self, token: u32) -> bool {
+        let Some(opener) = self.opener else { return false };
+        match &mut self.phase {
+            Phase::Opening { open, came, marker } if token == open[*came] => {
+                *came += 1;
+                if *came == open.len() {
+                    self.phase = Phase::Free { marker: Arc::clone(marker), matched: 0 };
+                }
+            }
+            Phase::Free { marker, matched } => {
+                match marker.advance(*matched, self.vocabulary.bytes(token)) {
+                    Progress::Awaited(bytes) => *matched = bytes,
+                    Progress::Passed(_) => self.phase = Phase::Words,
+                }
+            }
+            Phase::Opening { .. } | Phase::Blank { .. } | Phase::Words => {
+                self.phase = Phase::Words;
+                return token != opener;
+            }
+            Phase::Released => {}
+            Phase::Inside => return false,
+        }
+        true
+    }
+
+    /// Frees an answer that would be free without an opener; says whether it is one.
+    pub(super) fn let_go(&mut self) -> bool {
+        if self.opener.is_some() {
+            self.phase = Phase::Released;
+        }
+        self.opener.is_some()
+    }
+
+    /// What may come next; `None` if everything may.
+    pub(super) fn mask(&mut self) -> Result<Option<Arc<Mask>>, ConstraintError> {
+        let is_free = self.opener.is_some() && !matches!(self.phase, Phase::Inside);
+        if is_free { Ok(None) } else { self.bounds().map(Some) }
+    }
+
+    /// What may come next where not everything may.
+    fn bounds(&mut self) -> Result<Arc<Mask>, ConstraintError> {
         match &self.phase {
             Phase::Opening { open, came: 0, .. } => {
                 let mut mask = Mask::clone(&self.first);
@@ -117,7 +169,9 @@ impl State {
                 }
                 Ok(Arc::new(mask))
             }
-            Phase::Inside => grammar_mask(&mut self.matcher, &self.vocabulary),
+            Phase::Words | Phase::Released | Phase::Inside => {
+                grammar_mask(&mut self.matcher, &self.vocabulary)
+            }
         }
     }
 
@@ -131,7 +185,7 @@ impl State {
     fn rehearse(&self) -> Result<(), ConstraintError> {
         let mut rehearsal = self.fork();
         for _ in 0..REHEARSED_TOKENS {
-            let mask = match rehearsal.mask() {
+            let mask = match rehearsal.bounds() {
                 Ok(mask) => mask,
                 Err(error @ ConstraintError::Failed { .. }) => return Err(error),
                 Err(_) => break,
@@ -145,6 +199,12 @@ impl State {
 
     fn step(&mut self, token: u32) -> Result<(), ConstraintError> {
         let rejected = Err(ConstraintError::Rejected { token });
+        if self.stays_free(token) {
+            return Ok(());
+        }
+        if matches!(self.phase, Phase::Words) {
+            self.phase = Phase::Inside;
+        }
         if let Phase::Opening { open, came, marker } = &mut self.phase {
             if token == open[*came] {
                 *came += 1;

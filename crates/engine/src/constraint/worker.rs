@@ -32,7 +32,8 @@ const WATCH: Duration = Duration::from_millis(20);
 /// What is known after the accepted tokens.
 #[derive(Clone)]
 pub(super) struct Settled {
-    pub(super) mask: Arc<Mask>,
+    /// `None` if everything may come.
+    pub(super) mask: Option<Arc<Mask>>,
     pub(super) is_complete: bool,
 }
 
@@ -68,8 +69,15 @@ impl Slot {
         Slot { inner: Mutex::new(inner), changed: Condvar::new(), cancellation }
     }
 
-    pub(super) fn accept(&self, token: u32) {
-        self.lock().pending.push(token);
+    /// Says whether there is work to do: none while words are free.
+    pub(super) fn accept(&self, token: u32) -> bool {
+        let mut inner = self.lock();
+        let is_idle = inner.pending.is_empty();
+        if is_idle && inner.state.as_mut().is_some_and(|state| state.stays_free(token)) {
+            return false;
+        }
+        inner.pending.push(token);
+        true
     }
 
     /// Takes in the accepted tokens, unless somebody is at it: then they are taken in there.
@@ -95,6 +103,12 @@ impl Slot {
                 Ok(settled) if inner.slow <= SLOW_BUDGET => Ok(settled),
                 _ => Err(failed_because("it takes too long, its rules are too ambiguous")),
             };
+            if let Err(error) = &inner.settled
+                && state.let_go()
+            {
+                tracing::debug!("an answer goes on without its grammar: {error}");
+                inner.settled = Ok(Settled { mask: None, is_complete: false });
+            }
             inner.state = Some(state);
             self.changed.notify_all();
         }

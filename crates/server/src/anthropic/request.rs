@@ -271,6 +271,7 @@ fn read_tool(tool: &Fields<'_>, ask: &mut Ask) -> Result<()> {
         name: tool.string("name")?.unwrap_or_default().to_owned(),
         description: tool.string("description")?.map(str::to_owned),
         parameters: tool.map("input_schema")?.cloned().unwrap_or_default().into(),
+        is_strict: tool.bool("strict")?.unwrap_or(false),
     };
     ask.add_tool(tool_read, &tool.path("name"))
 }

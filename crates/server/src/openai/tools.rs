@@ -49,9 +49,8 @@ fn add(function: &Fields<'_>, ask: &mut Ask) -> Result<()> {
     let name = function.string("name")?.unwrap_or_default().to_owned();
     let description = function.string("description")?.map(str::to_owned);
     let parameters = function.map("parameters")?.cloned().unwrap_or_default();
-    // Arguments follow the schema where they are enforced at all.
-    function.bool("strict")?;
-    let tool = Tool { name, description, parameters: Value::Object(parameters) };
+    let is_strict = function.bool("strict")?.unwrap_or(false);
+    let tool = Tool { name, description, parameters: Value::Object(parameters), is_strict };
     ask.add_tool(tool, &function.path("name"))
 }
 

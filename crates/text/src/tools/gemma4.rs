@@ -139,6 +139,6 @@ pub(super) fn layout() -> Layout {
 /// The grammar of one call.
 pub(super) fn call(lark: &mut Lark<'_>, tool: &Tool) -> String {
     let head = lark.literal(&format!("<|tool_call>call:{}", tool.name));
-    let arguments = lark.gemma_arguments(&tool.parameters);
+    let arguments = lark.gemma_arguments(tool);
     format!("{head} {arguments} {}", lark.literal(END))
 }

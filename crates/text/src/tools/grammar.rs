@@ -63,7 +63,9 @@ pub(super) struct Lark<'a> {
 impl ToolFormat {
     /// A Lark grammar, in llguidance's dialect, of an answer that obeys `choice`: one call, or several if
     /// `parallel`, of the tools allowed, with arguments that follow their schemas; or, for [`Choice::None`],
-    /// words without a call. [`Choice::Auto`] asks for nothing and has no grammar.
+    /// words without a call. For [`Choice::Auto`] it is the grammar of calls that a free answer may come to, from
+    /// [`ToolFormat::opener`] on: who calls unasked is held to names and form, and to the schemas of strict tools only,
+    /// since a schema's grammar also wants its order.
     ///
     /// The grammar begins where thinking has ended, or with the answer in harmony, which thinks inside.
     /// `special` gives the id of a text that is a special token of the vocabulary.
@@ -74,9 +76,6 @@ impl ToolFormat {
         parallel: bool,
         special: &dyn Fn(&str) -> Option<u32>,
     ) -> Result<String> {
-        if *choice == Choice::Auto {
-            return Err(Error::Tool { reason: "a free choice has no grammar".to_owned() });
-        }
         let allowed: Vec<&Tool> = tools
             .iter()
             .filter(|tool| match choice {
@@ -95,14 +94,15 @@ impl ToolFormat {
             return Err(Error::Tool { reason: format!("{:?} is no name for one", tool.name) });
         }
         let mut lark = Lark::new(self, special);
-        let grammar = match choice {
-            Choice::None => self.write_words(&mut lark),
-            _ if self.writes_json() => self.write_calls(&mut lark, &allowed, parallel),
-            _ => {
-                let plain = allowed.iter().map(|tool| self.plain_tool(tool));
-                let plain: Vec<Tool> = plain.collect::<Result<_>>()?;
-                self.write_calls(&mut lark, &plain.iter().collect::<Vec<_>>(), parallel)
-            }
+        let grammar = if *choice == Choice::None {
+            self.write_words(&mut lark)
+        } else {
+            let held = allowed.into_iter().map(|tool| {
+                let is_strict = tool.is_strict || *choice != Choice::Auto;
+                self.as_written(&Tool { is_strict, ..tool.clone() })
+            });
+            let held: Vec<Tool> = held.collect::<Result<_>>()?;
+            self.write_calls(&mut lark, &held, parallel)
         };
         if let Some(reason) = lark.obstacle {
             return Err(Error::Tool { reason });
@@ -128,6 +128,15 @@ impl ToolFormat {
         Some(Frame { head, rules: format!("{analysis}\n{}", lark.rules) })
     }
 
+    /// The tool with the schema that its grammar is written from.
+    fn as_written(self, tool: &Tool) -> Result<Tool> {
+        match (self.writes_json(), tool.is_strict) {
+            (true, true) => Ok(tool.clone()),
+            (true, false) => Ok(Tool { parameters: json!({"type": "object"}), ..tool.clone() }),
+            (false, _) => self.plain_tool(tool),
+        }
+    }
+
     /// Whether arguments are one JSON object.
     fn writes_json(self) -> bool {
         match self {
@@ -147,7 +156,7 @@ impl ToolFormat {
         }
     }
 
-    fn write_calls(self, lark: &mut Lark<'_>, tools: &[&Tool], parallel: bool) -> String {
+    fn write_calls(self, lark: &mut Lark<'_>, tools: &[Tool], parallel: bool) -> String {
         let layout = match self {
             ToolFormat::Hermes => hermes::layout(),
             ToolFormat::QwenXml | ToolFormat::SeedXml => qwen_xml::layout(),
@@ -248,9 +257,14 @@ impl<'a> Lark<'a> {
         self.rules.len() > GRAMMAR_LIMIT_BYTES
     }
 
+    /// What the next rule will be called, if it is of this kind: for a rule that names itself.
+    pub(super) fn next_name(&self, kind: &str) -> String {
+        format!("{kind}_{}", self.count)
+    }
+
     /// Adds a rule and returns its name.
     pub(super) fn rule(&mut self, kind: &str, body: &str) -> String {
-        let name = format!("{kind}_{}", self.count);
+        let name = self.next_name(kind);
         self.count += 1;
         // Writing to a string does not fail.
         let _ = writeln!(self.rules, "{name}: {body}");

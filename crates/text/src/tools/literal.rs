@@ -5,8 +5,10 @@
 
 use serde_json::Value;
 
+use super::Tool;
 use super::grammar::{Lark, properties, quoted, words};
 use super::schema::Types;
+use super::tagged::has_others;
 
 /// How deep values follow a schema.
 const DEPTH_LIMIT: usize = 6;
@@ -25,14 +27,36 @@ enum Notation {
 
 impl Lark<'_> {
     /// `{key:value,…}`
-    pub(super) fn gemma_arguments(&mut self, schema: &Value) -> String {
-        let pairs = self.pairs(schema, schema, Notation::Gemma, "", ":", DEPTH_LIMIT);
+    pub(super) fn gemma_arguments(&mut self, tool: &Tool) -> String {
+        let pairs = self.arguments(tool, Notation::Gemma, ":");
         format!("{} {pairs} {}", quoted("{"), quoted("}"))
     }
 
     /// `key=value, …`
-    pub(super) fn python_arguments(&mut self, schema: &Value) -> String {
-        self.pairs(schema, schema, Notation::Python, "", "=", DEPTH_LIMIT)
+    pub(super) fn python_arguments(&mut self, tool: &Tool) -> String {
+        self.arguments(tool, Notation::Python, "=")
+    }
+
+    /// For a strict tool in the schema's order, with all that is required; for any other as they come.
+    fn arguments(&mut self, tool: &Tool, notation: Notation, after_key: &str) -> String {
+        let schema = &tool.parameters;
+        if tool.is_strict {
+            return self.pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT);
+        }
+        let pairs = if has_others(schema) {
+            let value = self.any(notation);
+            vec![self.rule("pair", &format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}{after_key}/ {value}"))]
+        } else {
+            self.named_pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT)
+                .into_iter()
+                .map(|(pair, _)| pair)
+                .collect()
+        };
+        if pairs.is_empty() {
+            return String::new();
+        }
+        let pair = self.rule("pair", &pairs.join(" | "));
+        format!("({pair} ({} {pair})*)?", separator(notation))
     }
 
     /// The properties of an object, in the schema's order, with separators between those that come.
@@ -45,13 +69,8 @@ impl Lark<'_> {
         after_key: &str,
         depth: usize,
     ) -> String {
-        let separator = quoted(if notation == Notation::Gemma { "," } else { ", " });
-        let mut pairs: Vec<(String, bool)> = Vec::new();
-        for (key, schema, is_required) in properties(schema) {
-            let value = self.value(schema, root, notation, depth);
-            let key = quoted(&format!("{before_key}{key}{after_key}"));
-            pairs.push((self.rule("pair", &format!("{key} {value}")), is_required));
-        }
+        let separator = separator(notation);
+        let pairs = self.named_pairs(schema, root, notation, before_key, after_key, depth);
         // One alternative for each pair that can come first.
         let mut alternatives = Vec::new();
         let mut may_be_empty = true;
@@ -76,6 +95,25 @@ impl Lark<'_> {
         }
     }
 
+    /// Each property with its value, and whether it must come.
+    fn named_pairs(
+        &mut self,
+        schema: &Value,
+        root: &Value,
+        notation: Notation,
+        before_key: &str,
+        after_key: &str,
+        depth: usize,
+    ) -> Vec<(String, bool)> {
+        let mut pairs = Vec::new();
+        for (key, schema, is_required) in properties(schema) {
+            let value = self.value(schema, root, notation, depth);
+            let key = quoted(&format!("{before_key}{key}{after_key}"));
+            pairs.push((self.rule("pair", &format!("{key} {value}")), is_required));
+        }
+        pairs
+    }
+
     fn value(&mut self, schema: &Value, root: &Value, notation: Notation, depth: usize) -> String {
         let types = Types::of(schema, root);
         if let Some(words) = words(schema) {
@@ -95,7 +133,7 @@ impl Lark<'_> {
         } else if only(Types { array: true, ..none }) && depth > 0 {
             let item = self.value(&schema["items"], root, notation, depth - 1);
             let item = self.rule("item", &item);
-            let separator = quoted(if notation == Notation::Gemma { "," } else { ", " });
+            let separator = separator(notation);
             format!("\"[\" ({item} ({separator} {item})*)? \"]\"")
         } else if only(Types { object: true, ..none })
             && depth > 0
@@ -126,23 +164,28 @@ impl Lark<'_> {
         }
     }
 
-    /// Any value: one set of rules for all of them would need names of its own, so each has its own.
+    /// Any value.
     fn any(&mut self, notation: Notation) -> String {
         let string = self.string(notation);
         let (boolean, null) = match notation {
             Notation::Gemma => (boolean(notation), "\"null\""),
             Notation::Python => (boolean(notation), "\"None\""),
         };
-        let scalar = self.rule("scalar", &format!("{string} | {NUMBER} | {boolean} | {null}"));
-        let separator = quoted(if notation == Notation::Gemma { "," } else { ", " });
+        let separator = separator(notation);
         let key = match notation {
             Notation::Gemma => "/[A-Za-z_][A-Za-z0-9_]{0,63}:/".to_owned(),
             Notation::Python => format!("{PYTHON_STRING} \": \""),
         };
-        let list = self.rule("list", &format!("\"[\" ({scalar} ({separator} {scalar})*)? \"]\""));
-        let pair = self.rule("pair", &format!("{key} ({scalar} | {list})"));
-        format!("({scalar} | {list} | \"{{\" ({pair} ({separator} {pair})*)? \"}}\")")
+        let value = self.next_name("value");
+        let list = format!("\"[\" ({value} ({separator} {value})*)? \"]\"");
+        let object = format!("\"{{\" ({key} {value} ({separator} {key} {value})*)? \"}}\"");
+        self.rule("value", &format!("{string} | {NUMBER} | {boolean} | {null} | {list} | {object}"))
     }
+}
+
+/// What stands between values and between arguments.
+fn separator(notation: Notation) -> String {
+    quoted(if notation == Notation::Gemma { "," } else { ", " })
 }
 
 fn boolean(notation: Notation) -> String {

@@ -1,5 +1,6 @@
-//! The arguments of a tool in a plain schema: `properties` and `required` at its top, and an `enum` for each
-//! argument of which all values, strings among them, can be listed.
+//! The arguments of a tool in a plain schema: `properties` and `required` at its top, an `enum` for each
+//! argument of which all values, strings among them, can be listed, and in `additionalProperties` whether there may
+//! be others.
 //!
 //! Clients' schemas say the same through `$ref`, `allOf`, lone alternatives and `const`. Formats that write
 //! arguments one by one have their grammars from the plain schema; those that write JSON need none.
@@ -26,7 +27,8 @@ static FALSE: Value = Value::Bool(false);
 static TRUE: Value = Value::Bool(true);
 
 impl ToolFormat {
-    /// The tool with a plain schema of the arguments that can be named; all that it requires must be.
+    /// The tool with a plain schema of the arguments that can be named; all that it requires must be. Of a tool that is
+    /// not strict only the values and types of its arguments are left.
     pub(super) fn plain_tool(self, tool: &Tool) -> Result<Tool> {
         let mut parameters = plain(&tool.parameters);
         let required = parameters["required"].as_array().into_iter().flatten();
@@ -38,6 +40,10 @@ impl ToolFormat {
         }
         if let Some(properties) = parameters["properties"].as_object_mut() {
             properties.retain(|name, _| self.can_name(name));
+            if !tool.is_strict {
+                let loosen = |schema: &mut Value| *schema = loose(schema, &tool.parameters);
+                properties.values_mut().for_each(loosen);
+            }
         }
         Ok(Tool { parameters, ..tool.clone() })
     }
@@ -65,6 +71,7 @@ impl ToolFormat {
 fn plain(parameters: &Value) -> Value {
     let mut properties: Map<String, Value> = Map::new();
     let mut required: Vec<&Value> = Vec::new();
+    let mut others: Option<bool> = None;
     for object in members(parameters, parameters, Alternatives::Lone) {
         for (name, schema) in object["properties"].as_object().into_iter().flatten() {
             match properties.get_mut(name) {
@@ -75,6 +82,9 @@ fn plain(parameters: &Value) -> Value {
             }
         }
         required.extend(object["required"].as_array().into_iter().flatten());
+        if let Some(schema) = object.get("additionalProperties") {
+            others = Some(others != Some(false) && *schema != false);
+        }
     }
     for name in required.iter().filter_map(|name| name.as_str()) {
         properties.entry(name).or_insert_with(|| json!({}));
@@ -88,14 +98,25 @@ fn plain(parameters: &Value) -> Value {
             *schema = json!({"enum": list});
         }
     }
-    let mut plain =
-        json!({"type": "object", "properties": properties, "required": distinct(required)});
+    // Tools that name their arguments seldom mean others, whatever a schema says by saying nothing.
+    let others = others.unwrap_or(properties.is_empty());
+    let mut plain = json!({
+        "type": "object", "properties": properties, "required": distinct(required), "additionalProperties": others,
+    });
     for key in ["$defs", "definitions"] {
         if let Some(definitions) = parameters.get(key) {
             plain[key] = definitions.clone();
         }
     }
     plain
+}
+
+/// No more than the values or the types of an argument.
+fn loose(schema: &Value, root: &Value) -> Value {
+    match schema.get("enum") {
+        Some(values) => json!({"enum": values}),
+        None => json!({"type": Types::of(schema, root).names()}),
+    }
 }
 
 /// All values that `schema`, a part of `root`, allows; `None` where they cannot be listed.

@@ -236,6 +236,6 @@ pub(super) fn layout(lark: &Lark<'_>) -> Layout {
 /// The grammar of one call.
 pub(super) fn call(lark: &mut Lark<'_>, tool: &Tool) -> String {
     let head = lark.literal(&format!("{}(", tool.name));
-    let arguments = lark.python_arguments(&tool.parameters);
+    let arguments = lark.python_arguments(tool);
     format!("{head} {arguments} {}", lark.literal(")"))
 }

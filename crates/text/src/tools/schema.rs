@@ -66,6 +66,20 @@ impl Types {
         types
     }
 
+    /// The names of these types.
+    pub(super) fn names(self) -> Vec<&'static str> {
+        let names = [
+            (self.string, "string"),
+            (self.integer, "integer"),
+            (self.number, "number"),
+            (self.boolean, "boolean"),
+            (self.null, "null"),
+            (self.object, "object"),
+            (self.array, "array"),
+        ];
+        names.into_iter().filter(|(is_one, _)| *is_one).map(|(_, name)| name).collect()
+    }
+
     /// Whether text can go out as a string before it has ended.
     pub(super) fn is_text(self) -> bool {
         self == Types { string: true, ..Types::default() }

@@ -12,10 +12,18 @@ use super::schema::{Alternatives, Types, members};
 /// Lengths of strings are counted up to here: every count is a state of its own.
 const LENGTH_LIMIT: u64 = 2_000;
 
+/// A name that no tag ends in.
+const ANY_KEY: &str = r#"/[^\s<>"'=|]{1,64}/"#;
+
 impl Lark<'_> {
-    /// Arguments one by one, in the schema's order; those that are not required may be left out.
+    /// Arguments one by one. For a strict tool in the schema's order, those that are not required may be left out; for
+    /// any other as they come.
     pub(super) fn parameters(&mut self, tool: &Tool, tags: &Tags) -> String {
-        let mut out = String::new();
+        if !tool.is_strict && has_others(&tool.parameters) {
+            let forms = self.forms_of_any(tags);
+            return format!("({})*", self.rule("parameter", &forms.join(" | ")));
+        }
+        let mut rules: Vec<(String, bool)> = Vec::new();
         for (key, schema, is_required) in named_schemas(&tool.parameters) {
             if self.is_too_large() {
                 break;
@@ -28,11 +36,29 @@ impl Lark<'_> {
             if forms.is_empty() {
                 continue;
             }
-            let rule = self.rule("parameter", &forms.join(" | "));
-            out.push_str(&rule);
-            out.push_str(if is_required { " " } else { "? " });
+            rules.push((self.rule("parameter", &forms.join(" | ")), is_required));
         }
-        out
+        if tool.is_strict {
+            let write =
+                |(rule, is_required): (String, bool)| rule + if is_required { " " } else { "? " };
+            return rules.into_iter().map(write).collect();
+        }
+        let names: Vec<String> = rules.into_iter().map(|(rule, _)| rule).collect();
+        if names.is_empty() { String::new() } else { format!("({})*", names.join(" | ")) }
+    }
+
+    /// The ways to write an argument of any name.
+    fn forms_of_any(&mut self, tags: &Tags) -> Vec<String> {
+        let spellings: &[&str] =
+            if tags.after_key.contains('?') { &["true", "false"] } else { &[""] };
+        let mut forms = Vec::new();
+        for spelling in spellings {
+            let after_key = self.literal(&tags.after_key.replace('?', spelling));
+            let (before, value) =
+                (self.literal(&tags.before_key), self.text_until(&tags.after_value));
+            forms.push(format!("{before} {ANY_KEY} {after_key} {value}"));
+        }
+        forms
     }
 
     /// The ways to write one argument.
@@ -95,6 +121,11 @@ impl Lark<'_> {
         let ended = self.rule("ENDED", &format!("/(?s:.*)/ {} /(?s:.*)/", quoted(end)));
         self.like_until(&format!("{text} & ~{ended}"), end)
     }
+}
+
+/// Whether a plain schema allows arguments that it does not name.
+pub(super) fn has_others(schema: &Value) -> bool {
+    schema["additionalProperties"] == true
 }
 
 /// The values of an enumeration that has strings.

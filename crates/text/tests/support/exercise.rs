@@ -24,6 +24,7 @@ pub fn tools() -> Vec<Tool> {
         name: name.to_owned(),
         description: None,
         parameters,
+        is_strict: false,
     };
     vec![tool("weather", weather), tool("now", json!({}))]
 }

@@ -86,11 +86,13 @@ impl Offers {
             namespace: namespace.map(str::to_owned),
             is_custom: custom.is_some(),
         };
+        let is_strict = custom.is_some() || tool.bool("strict")?.unwrap_or(false);
         let description = match custom {
             Some(description) => Some(description),
             None => tool.string("description")?.map(str::to_owned),
         };
-        ask.add_tool(Tool { name: seen.clone(), description, parameters }, &tool.path("name"))?;
+        let read = Tool { name: seen.clone(), description, parameters, is_strict };
+        ask.add_tool(read, &tool.path("name"))?;
         self.0.insert(seen, offer);
         Ok(())
     }
