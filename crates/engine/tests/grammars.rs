@@ -86,7 +86,12 @@ fn bad_schemas_are_refused() {
         "unsupported",
         "dependentRequired",
     );
-    check(json!({"type": "string", "format": "colour"}), "unsupported", "format colour");
+    check(json!({"type": "string", "format": "regex"}), "unsupported", "format regex");
+    check(
+        json!({"type": "object", "propertyNames": {"minLength": 2}}),
+        "unsupported",
+        "propertyNames",
+    );
     check(json!({"type": "string", "pattern": "(?=a)b"}), "unsupported", "look-around");
     let either =
         json!({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]});
@@ -178,6 +183,11 @@ fn usual_schemas_are_taken() {
         "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}, {"type": "null"}],
     }));
     take(nested(20, json!({"type": "string", "format": "date-time"})));
+    // What constrains nothing, as zod and pydantic write it; properties may have these names.
+    let notes = json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {
+        "anyOf": [{"type": "string", "format": "cuid", "pattern": "^c"}, {"type": "array", "items": {"format": "path"}}]}});
+    take(json!({"type": "object", "$defs": {"a": notes}, "properties": {
+        "format": {"type": "string", "format": "binary"}, "propertyNames": {"$ref": "#/$defs/a"}}}));
     take(json!({"enum": (0..2000).map(|index| format!("option {index}")).collect::<Vec<_>>()}));
     let properties: serde_json::Map<String, Value> = (0..300)
         .map(|index| (format!("p{index}"), json!({"type": "string", "maxLength": 1000})))

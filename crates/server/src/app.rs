@@ -47,7 +47,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embed))
         .route("/api/embeddings", post(ollama::embed))
-        .route("/api/pull", post(ollama::refuse))
+        .route("/api/pull", post(ollama::pull))
         .route("/api/push", post(ollama::refuse))
         .route("/api/create", post(ollama::refuse))
         .route("/api/copy", post(ollama::refuse))

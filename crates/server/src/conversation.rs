@@ -11,6 +11,11 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
+/// What stands in a conversation for what a tool returned and no model here can see. Refused, it would lock a session:
+/// the next request brings it again.
+pub(crate) const IMAGE_LEFT_OUT: &str = "[image left out: this model reads text only]";
+pub(crate) const DOCUMENT_LEFT_OUT: &str = "[document left out: this model reads text only]";
+
 /// Between texts that were apart.
 const BETWEEN: &str = "\n\n";
 

@@ -126,11 +126,12 @@ impl From<text::Error> for ApiError {
     }
 }
 
-/// A prompt is longer than the context.
+/// A prompt is longer than the context. Agents shorten a conversation when they read these words: many look at the
+/// message and not at the code.
 pub(crate) fn context_exceeded(needed: usize, context: usize) -> ApiError {
     let message = format!(
-        "this model's context is {context} tokens, and the request needs at least {needed}: \
-         shorten the messages"
+        "This model's maximum context length is {context} tokens. However, the request needs at least {needed} tokens. \
+         Please reduce the length of the messages."
     );
     let error = ApiError::bad_request("context_length_exceeded", message);
     ApiError { param: Some("messages".to_owned()), context: Some((needed, context)), ..error }

@@ -16,7 +16,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
-pub(crate) use manage::{embed, ps, refuse, show, tags, version};
+pub(crate) use manage::{embed, ps, pull, refuse, show, tags, version};
 
 use crate::answers::{Answers, Part};
 use crate::app::Posted;

@@ -152,6 +152,8 @@ def errors_have_the_shape_of_this_dialect():
     equal(raises(ollama.ResponseError, lambda: ask("one two three " * 10_000), "context").status_code, 400)
     equal(raises(ollama.ResponseError, lambda: client.show("no-such-model")).status_code, 404)
     raises(ollama.ResponseError, lambda: client.pull("other"))
+    equal(client.pull("pebble").status, "success")
+    equal([line.status for line in client.pull("pebble:latest", stream=True)][-1], "success")
 
 
 @check("errors")

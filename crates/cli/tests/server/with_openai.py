@@ -425,6 +425,12 @@ def its_reasoning_and_structure_work():
     equal([item.type for item in answer.output], ["reasoning", "message"])
     assert "42" in answer.output_text
     assert answer.usage.output_tokens_details.reasoning_tokens > 0
+    with client.responses.stream(model="pebble", input="What is 17 + 25?", temperature=0,
+                                 reasoning={"effort": "high", "summary": "auto"}) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.reasoning_summary_text.delta"]
+        summarized = stream.get_final_response()
+    equal(summarized.output[0].summary[0].text, "".join(pieces))
+    equal(summarized.output[0].summary[0].text, answer.output[0].content[0].text)
     made, bound = schema(random.Random(5))
     answer = client.responses.create(model="pebble", input="Answer in JSON.", temperature=0, max_output_tokens=2 * bound + 64,
                                      text={"format": {"type": "json_schema", "name": "made", "schema": made, "strict": True}})

@@ -48,6 +48,34 @@ const ANNOTATIONS: [&str; 15] = [
     "writeOnly",
 ];
 
+/// Formats that JSON Schema defines. It leaves any other to those who know it: a note, that constrains nothing.
+const FORMATS: [&str; 19] = [
+    "date",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "idn-email",
+    "idn-hostname",
+    "ipv4",
+    "ipv6",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "time",
+    "uri",
+    "uri-reference",
+    "uri-template",
+    "uuid",
+];
+/// Keywords whose value is a schema, those whose value is a list of them, and those whose value is a map of them.
+const OF_ONE: [&str; 8] =
+    ["additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"];
+const OF_LISTS: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
+const OF_MAPS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
+
 /// Checks a schema and adds how its JSON is written.
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let Value::Object(_) = schema else {
@@ -69,6 +97,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     // Tools ask for it: a keyword that nobody can follow should not keep a tool from being called.
     let lenient = schema["x-guidance"]["lenient"].as_bool().unwrap_or(false);
     let mut schema = schema.clone();
+    leave_notes_out(&mut schema);
     let writing = JsonCompileOptions {
         lenient,
         item_separator: ", ?".to_owned(),
@@ -79,6 +108,38 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     };
     writing.apply_to(&mut schema);
     Ok(schema)
+}
+
+/// Takes out keywords that the library does not know and that say nothing here: formats of others, and names of
+/// properties that must be strings.
+fn leave_notes_out(schema: &mut Value) {
+    let Value::Object(entries) = schema else { return };
+    if entries.get("format").and_then(Value::as_str).is_some_and(|name| !FORMATS.contains(&name)) {
+        entries.remove("format");
+    }
+    let is_any_name = |names: &Value| match names {
+        Value::Bool(any) => *any,
+        Value::Object(names) => names.iter().all(|(key, value)| {
+            ANNOTATIONS.contains(&key.as_str()) || (key == "type" && value == "string")
+        }),
+        _ => false,
+    };
+    if entries.get("propertyNames").is_some_and(is_any_name) {
+        entries.remove("propertyNames");
+    }
+    for (key, value) in entries {
+        let key = key.as_str();
+        match value {
+            Value::Array(schemas) if OF_LISTS.contains(&key) => {
+                schemas.iter_mut().for_each(leave_notes_out);
+            }
+            Value::Object(schemas) if OF_MAPS.contains(&key) => {
+                schemas.values_mut().for_each(leave_notes_out);
+            }
+            schema if OF_ONE.contains(&key) => leave_notes_out(schema),
+            _ => {}
+        }
+    }
 }
 
 /// Checks what can be checked of a regular expression before it is parsed.

@@ -10,6 +10,9 @@ use serde_json::{Map, Value, json};
 use crate::answers::{Ending, Finish, Part};
 use crate::error::ErrorShape;
 
+/// Signs thinking, which clients send back; some take a block without a signature for none. Nobody checks it.
+const SIGNATURE: &str = "millstream";
+
 /// An event's name and its data.
 pub(crate) type Event = (&'static str, Value);
 
@@ -135,7 +138,7 @@ impl Reply {
             return;
         }
         if let Some(Block::Thinking(_)) = self.blocks.last() {
-            events.push(self.delta(&json!({"type": "signature_delta", "signature": ""})));
+            events.push(self.delta(&json!({"type": "signature_delta", "signature": SIGNATURE})));
         }
         let index = self.blocks.len() - 1;
         events.push(("content_block_stop", json!({"type": "content_block_stop", "index": index})));
@@ -182,7 +185,11 @@ impl Reply {
 impl Block {
     fn whole(&self) -> Value {
         match self {
-            Block::Thinking(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+            Block::Thinking(text) => {
+                // It comes last: a block that just begins has none.
+                let signature = if text.is_empty() { "" } else { SIGNATURE };
+                json!({"type": "thinking", "thinking": text, "signature": signature})
+            }
             Block::Text(text) => json!({"type": "text", "text": text}),
             Block::Tool { id, name, json } => {
                 // A call that was cut off has no object to show.

@@ -83,7 +83,7 @@ fn thinking_is_signed_and_closed_before_text() {
             "content_block_start 0 thinking",
             "content_block_delta 0 thinking_delta \"a\"",
             "content_block_delta 0 thinking_delta \"b\"",
-            "content_block_delta 0 signature_delta \"\"",
+            "content_block_delta 0 signature_delta \"millstream\"",
             "content_block_stop 0",
             "content_block_start 1 text",
             "content_block_delta 1 text_delta \"c\"",
@@ -92,7 +92,7 @@ fn thinking_is_signed_and_closed_before_text() {
             "message_delta \"max_tokens\"",
             "message_stop",
         ],
-        &json!([{"type": "thinking", "thinking": "ab", "signature": ""}, {"type": "text", "text": "cd"}]),
+        &json!([{"type": "thinking", "thinking": "ab", "signature": "millstream"}, {"type": "text", "text": "cd"}]),
     );
 }
 

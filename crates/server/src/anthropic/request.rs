@@ -5,21 +5,19 @@
 //! An image or a document that a tool returned is left out and said to be: it comes again with every later request.
 
 use engine::Grammar;
+use std::borrow::Cow;
+
 use serde_json::Value;
 use text::tools::{Choice, Tool};
 
 use crate::ask::{Ask, Input};
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 
 /// A line that Claude Code puts into its system prompt for Anthropic's accounts. It changes with every request,
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
-
-/// What stands for an image that a tool returned, and for a document that is no text.
-const IMAGE_LEFT_OUT: &str = "[image left out: this model reads text only]";
-const DOCUMENT_LEFT_OUT: &str = "[document left out: this model reads text only]";
 
 /// Why a conversation is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +142,10 @@ fn read_blocks(
 fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result<()> {
     match block.kind {
         "text" => conversation.asked(block.text("text")?),
+        "document" => match block.document() {
+            Some(text) => conversation.asked(&text),
+            None => return Err(block.refused("in a message by the user")),
+        },
         "tool_result" => {
             let id = block.text("tool_use_id")?;
             let mut texts = Vec::new();
@@ -182,14 +184,14 @@ fn read_assistant_block(block: &Block<'_>, conversation: &mut Conversation) -> R
 fn read_texts<'a>(
     content: &'a Value,
     path: &str,
-    text_of: impl Fn(&Block<'a>) -> Result<&'a str>,
+    text_of: impl Fn(&Block<'a>) -> Result<Cow<'a, str>>,
     mut take: impl FnMut(&str),
 ) -> Result<()> {
     match content {
         Value::String(text) => take(text),
         Value::Array(blocks) => {
             for (index, block) in blocks.iter().enumerate() {
-                take(text_of(&Block::of(block, format!("{path}[{index}]"))?)?);
+                take(&text_of(&Block::of(block, format!("{path}[{index}]"))?)?);
             }
         }
         other => return Err(wrong(path, "a string or an array of text blocks", other)),
@@ -217,22 +219,34 @@ impl<'a> Block<'a> {
     }
 
     /// The text of a block that may be of no other kind.
-    fn only_text(&self) -> Result<&'a str> {
+    fn only_text(&self) -> Result<Cow<'a, str>> {
         match self.kind {
-            "text" => self.text("text"),
+            "text" => self.text("text").map(Cow::Borrowed),
             _ => Err(self.refused("here, only \"text\" is")),
         }
     }
 
     /// What a tool returned.
-    fn result(&self) -> Result<&'a str> {
+    fn result(&self) -> Result<Cow<'a, str>> {
         match self.kind {
-            "image" => Ok(IMAGE_LEFT_OUT),
-            "document" => {
-                let source = self.fields.get("source").filter(|source| source["type"] == "text");
-                Ok(source.and_then(|source| source["data"].as_str()).unwrap_or(DOCUMENT_LEFT_OUT))
-            }
+            "image" => Ok(IMAGE_LEFT_OUT.into()),
+            "document" => Ok(self.document().unwrap_or(DOCUMENT_LEFT_OUT.into())),
             _ => self.only_text(),
+        }
+    }
+
+    /// The words of a document, if it is nothing but words.
+    fn document(&self) -> Option<Cow<'a, str>> {
+        let source = self.fields.get("source")?;
+        match (source["type"].as_str()?, &source["content"]) {
+            ("text", _) => source["data"].as_str().map(Cow::Borrowed),
+            ("content", Value::String(text)) => Some(text.into()),
+            ("content", Value::Array(blocks)) => {
+                let texts: Option<Vec<&str>> =
+                    blocks.iter().map(|block| block["text"].as_str()).collect();
+                texts.map(|texts| texts.join("\n\n").into())
+            }
+            _ => None,
         }
     }
 

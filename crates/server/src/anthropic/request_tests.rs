@@ -123,10 +123,21 @@ fn an_image_that_a_tool_returned_is_left_out_and_any_other_refused_with_the_reas
         messages(&asked(&user(&returned)))[0]["content"],
         "words\n\n[document left out: this model reads text only]"
     );
+    for words in [
+        json!({"type": "text", "media_type": "text/plain", "data": "words"}),
+        json!({"type": "content", "content": "words"}),
+        json!({"type": "content", "content": [{"type": "text", "text": "words"}]}),
+    ] {
+        assert_eq!(messages(&asked(&user(&document(words))))[0]["content"], "words");
+    }
     #[track_caller]
     fn check(body: &Value, expect: &str) {
         assert_eq!(read(body, Purpose::Answer).unwrap_err().message, expect);
     }
+    check(
+        &user(&document(json!({"type": "content", "content": [image]}))),
+        "messages[0].content[0].type: this model reads text only, not document",
+    );
     check(&user(&image), "messages[0].content[0].type: this model reads text only, not image");
     check(
         &with(json!({"system": [image]})),

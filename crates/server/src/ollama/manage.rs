@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use crate::app::Posted;
@@ -17,7 +18,7 @@ use crate::shared::Shared;
 use crate::time::rfc3339;
 
 /// The version of Ollama whose interface this is. Editors refuse what looks older than they need.
-const SPOKEN_VERSION: &str = "0.12.11";
+const SPOKEN_VERSION: &str = "0.13.5";
 
 /// A model that is not unloaded expires in a hundred years.
 const NEVER_SECONDS: u64 = 100 * 365 * 86_400;
@@ -53,12 +54,31 @@ pub(crate) async fn show(
     let model = shared.model()?;
     // Whoever asks for another model wants to know that it is not here.
     if let Some(name) = request::name(&Fields::of_body(&body)?)?
-        && tagged(&name) != tagged(&model.name)
+        && !is_called(model, &name)
     {
         let message = format!("there is no model {name:?} here, only {:?}", tagged(&model.name));
         return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message));
     }
     Ok(Json(shown(model)))
+}
+
+/// `POST /api/pull`: many programs fetch a model before they use it, and the one that is here need not be fetched.
+pub(crate) async fn pull(
+    State(shared): State<Arc<Shared>>,
+    Posted(body): Posted,
+) -> Result<Response> {
+    let fields = Fields::of_body(&body)?;
+    let name = request::name(&fields)?;
+    let streams = fields.bool("stream")?.unwrap_or(true);
+    if !name.is_some_and(|name| shared.model().is_ok_and(|model| is_called(model, &name))) {
+        return Err(refuse().await);
+    }
+    let done = json!({"status": "success"});
+    if !streams {
+        return Ok(Json(done).into_response());
+    }
+    let lines = format!("{}\n{done}\n", json!({"status": "pulling manifest"}));
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 
 /// `POST /api/embed` and `POST /api/embeddings`
@@ -71,6 +91,10 @@ pub(crate) async fn refuse() -> ApiError {
     let message = "millstream serves one model, the one it was started with: \
                    models are not fetched, made, copied or removed over HTTP";
     ApiError::new(StatusCode::BAD_REQUEST, "not_supported", message)
+}
+
+fn is_called(model: &Model, name: &str) -> bool {
+    tagged(name) == tagged(&model.name)
 }
 
 /// A model's name as Ollama has them: with a tag.

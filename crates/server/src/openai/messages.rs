@@ -1,10 +1,11 @@
 //! Reading a conversation: what clients send as messages, as chat templates see them.
 //!
-//! Only text goes to the model. Images, sound and files are refused by the place where they stand, and
-//! nothing that a message names is fetched or opened.
+//! Only text goes to the model. Images, sound and files are refused by the place where they stand, or left out
+//! where a tool returned them, and nothing that a message names is fetched or opened.
 
 use serde_json::{Map, Value};
 
+use crate::conversation::{DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result};
 
@@ -98,7 +99,8 @@ fn content(message: &Fields<'_>, role: &str, has_calls: bool) -> Result<Value> {
         Some(Value::String(text)) => Ok(Value::from(text.as_str())),
         Some(Value::Array(parts)) if parts.is_empty() => Ok(Value::from("")),
         Some(Value::Array(parts)) => {
-            let read = |(index, part)| text_part(part, &message.path(&format!("content[{index}]")));
+            let read_part = if role == "tool" { returned_part } else { text_part };
+            let read = |(index, part)| read_part(part, &message.path(&format!("content[{index}]")));
             parts.iter().enumerate().map(read).collect()
         }
         Some(other) => Err(crate::fields::wrong(
@@ -129,6 +131,16 @@ pub(super) fn text_part(part: &Value, path: &str) -> Result<Value> {
     part.required(key)?;
     let text = part.string(key)?.unwrap_or_default();
     Ok(serde_json::json!({"type": "text", "text": text}))
+}
+
+/// A part of what a tool returned.
+pub(super) fn returned_part(part: &Value, path: &str) -> Result<Value> {
+    let left_out = match part["type"].as_str() {
+        Some("image_url" | "image" | "input_image") => IMAGE_LEFT_OUT,
+        Some(kind) if OTHER_PARTS.contains(&kind) => DOCUMENT_LEFT_OUT,
+        _ => return text_part(part, path),
+    };
+    Ok(serde_json::json!({"type": "text", "text": left_out}))
 }
 
 /// Calls that an assistant made, their arguments as objects.
@@ -231,6 +243,13 @@ mod tests {
             json!({"role": "assistant", "content": [text("no")]}),
         );
         check(&json!({"role": "user", "content": []}), json!({"role": "user", "content": ""}));
+        // What a tool shows comes again with every request: refused, it would end the conversation.
+        check(
+            &json!({"role": "tool", "tool_call_id": "c", "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, text("a.png")]}),
+            json!({"role": "tool", "tool_call_id": "c", "content": [
+                text("[image left out: this model reads text only]"), text("a.png")]}),
+        );
     }
 
     #[test]

@@ -2,11 +2,30 @@
 
 use serde_json::{Map, Value};
 
-use super::offers::{required, seen_as};
+use super::offers::{ADDITIONAL_TOOLS, required, seen_as};
 use super::reply::THINKING;
 use crate::conversation::Conversation;
 use crate::fields::{Fields, Result, wrong};
-use crate::openai::messages::{called_function, text_part};
+use crate::openai::messages::{called_function, returned_part, text_part};
+
+/// What OpenAI's own tools left in a conversation that was begun there. Nobody here can go on with it.
+const FOREIGN: [&str; 15] = [
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "code_interpreter_call",
+    "computer_call",
+    "computer_call_output",
+    "file_search_call",
+    "image_generation_call",
+    "local_shell_call",
+    "local_shell_call_output",
+    "mcp_call",
+    "mcp_list_tools",
+    "shell_call",
+    "shell_call_output",
+    "tool_search_call",
+    "web_search_call",
+];
 
 /// The conversation of a request.
 pub(crate) fn read(fields: &Fields<'_>) -> Result<Conversation> {
@@ -52,7 +71,7 @@ fn read_item(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
         }
         "function_call_output" | "custom_tool_call_output" => {
             let output = item.required("output")?;
-            let text = texts(output, &item.path("output"))?.join("\n\n");
+            let text = texts(output, &item.path("output"), returned_part)?.join("\n\n");
             conversation.returned(required(item, "call_id")?, text);
         }
         "reasoning" => {
@@ -60,6 +79,9 @@ fn read_item(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
                 conversation.thought(&text);
             }
         }
+        // Read with the other tools.
+        ADDITIONAL_TOOLS => {}
+        kind if FOREIGN.contains(&kind) => {}
         "item_reference" => {
             let message = "this server keeps no items: send the item itself";
             return Err(item.error("type", message));
@@ -82,19 +104,23 @@ fn read_message(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()
             return Err(item.error("role", message));
         }
     };
-    for text in texts(item.required("content")?, &item.path("content"))? {
+    for text in texts(item.required("content")?, &item.path("content"), text_part)? {
         say(conversation, &text);
     }
     Ok(())
 }
 
 /// Texts of a string or of an array of parts.
-fn texts(content: &Value, path: &str) -> Result<Vec<String>> {
+fn texts(
+    content: &Value,
+    path: &str,
+    read_part: fn(&Value, &str) -> Result<Value>,
+) -> Result<Vec<String>> {
     match content {
         Value::String(text) => Ok(vec![text.clone()]),
         Value::Array(parts) => {
             let read = |(index, part)| {
-                let part = text_part(part, &format!("{path}[{index}]"))?;
+                let part = read_part(part, &format!("{path}[{index}]"))?;
                 Ok(part["text"].as_str().unwrap_or_default().to_owned())
             };
             parts.iter().enumerate().map(read).collect()

@@ -13,6 +13,9 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::tools::allow_only;
 
+/// An item of a conversation that offers tools.
+pub(super) const ADDITIONAL_TOOLS: &str = "additional_tools";
+
 /// All tools, by the names the model sees.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Offers(BTreeMap<String, Offer>);
@@ -27,10 +30,16 @@ pub(crate) struct Offer {
 }
 
 impl Offers {
-    /// Reads `tools` and `tool_choice`.
+    /// Reads `tools`, those among the items of `input`, and `tool_choice`.
     pub(crate) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<Offers> {
         let mut offers = Offers::default();
         offers.read_tools(fields, None, ask)?;
+        let items = fields.get("input").and_then(Value::as_array);
+        for (index, item) in items.into_iter().flatten().enumerate() {
+            if item["type"] == ADDITIONAL_TOOLS {
+                offers.read_tools(&Fields::of(item, format!("input[{index}]"))?, None, ask)?;
+            }
+        }
         offers.read_choice(fields, ask)?;
         ask.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
         Ok(offers)

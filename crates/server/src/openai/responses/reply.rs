@@ -18,6 +18,25 @@ use crate::openai::logprobs_json;
 /// secret here: behind this mark it is plain text.
 pub(super) const THINKING: &str = "millstream:";
 
+/// How events speak of a part.
+#[derive(Debug)]
+struct Place {
+    index: &'static str,
+    added: &'static str,
+    done: &'static str,
+}
+
+const CONTENT: Place = Place {
+    index: "content_index",
+    added: "response.content_part.added",
+    done: "response.content_part.done",
+};
+const SUMMARY: Place = Place {
+    index: "summary_index",
+    added: "response.reasoning_summary_part.added",
+    done: "response.reasoning_summary_part.done",
+};
+
 /// An event's name and its data.
 pub(crate) type Event = (&'static str, Value);
 
@@ -38,6 +57,8 @@ pub(crate) struct Extras {
     pub(crate) logprobs: bool,
     /// Thinking in a form that clients hand back.
     pub(crate) thinking: bool,
+    /// Thinking as a summary of itself: clients that ask for one show nothing else.
+    pub(crate) summary: bool,
 }
 
 /// A response under way.
@@ -71,7 +92,7 @@ struct Item {
 
 #[derive(Debug)]
 enum Body {
-    Reasoning { text: String, keep: bool },
+    Reasoning { text: String, keep: bool, is_summary: bool },
     Message { text: String, logprobs: Option<Vec<Value>> },
     Call { call_id: String, offer: Offer, arguments: String },
     Custom { call_id: String, offer: Offer, input: InputText },
@@ -107,10 +128,16 @@ impl Reply {
             Part::Reasoning(text) if text.is_empty() => {}
             Part::Reasoning(text) => {
                 if !self.last_is(|body| matches!(body, Body::Reasoning { .. })) {
-                    let keep = self.extras.thinking;
-                    self.open(Body::Reasoning { text: String::new(), keep }, &mut events);
+                    let Extras { thinking: keep, summary: is_summary, .. } = self.extras;
+                    let text = String::new();
+                    self.open(Body::Reasoning { text, keep, is_summary }, &mut events);
                 }
-                self.grow("response.reasoning_text.delta", &text, None, &mut events);
+                let name = if self.extras.summary {
+                    "response.reasoning_summary_text.delta"
+                } else {
+                    "response.reasoning_text.delta"
+                };
+                self.grow(name, &text, None, &mut events);
             }
             Part::Content { text, logprobs } => {
                 if self.extras.logprobs
@@ -200,7 +227,7 @@ impl Reply {
         let index = self.items.len();
         let id = format!("{}{}{index:02x}", body.prefix(), self.head.suffix);
         let item = Item { id, status: "in_progress", body };
-        let part = item.body.part();
+        let (part, place) = (item.body.part(), item.body.place());
         self.tell(
             "response.output_item.added",
             json!({"output_index": index, "item": item.whole()}),
@@ -209,11 +236,7 @@ impl Reply {
         self.items.push(item);
         self.is_open = true;
         if let Some(part) = part {
-            self.tell_of_last(
-                "response.content_part.added",
-                [("content_index", json!(0)), ("part", part)],
-                events,
-            );
+            self.tell_of_last(place.added, [(place.index, json!(0)), ("part", part)], events);
         }
     }
 
@@ -225,7 +248,9 @@ impl Reply {
         tokens: Option<Vec<Value>>,
         events: &mut Vec<Event>,
     ) {
+        let mut index = "content_index";
         if let Some(Item { body, .. }) = self.items.last_mut() {
+            index = body.place().index;
             match body {
                 Body::Reasoning { text, .. } => text.push_str(more),
                 Body::Message { text, logprobs } => {
@@ -237,7 +262,7 @@ impl Reply {
                 Body::Call { .. } | Body::Custom { .. } => {}
             }
         }
-        let mut more = vec![("content_index", json!(0)), ("delta", json!(more))];
+        let mut more = vec![(index, json!(0)), ("delta", json!(more))];
         more.extend(tokens.map(|tokens| ("logprobs", Value::from(tokens))));
         self.tell_of_last(name, more, events);
     }
@@ -279,21 +304,22 @@ impl Reply {
         let Some(item) = self.items.last_mut() else { return };
         item.status = status;
         let whole = item.whole();
-        let index = json!(0);
+        let (part, place) = (parts(&item.body).pop(), item.body.place());
         match &item.body {
-            Body::Reasoning { text, .. } => {
-                let text = json!(text);
-                self.tell_of_last(
-                    "response.reasoning_text.done",
-                    [("content_index", index.clone()), ("text", text)],
-                    events,
-                );
+            Body::Reasoning { text, is_summary, .. } => {
+                let name = if *is_summary {
+                    "response.reasoning_summary_text.done"
+                } else {
+                    "response.reasoning_text.done"
+                };
+                let more = [(place.index, json!(0)), ("text", json!(text))];
+                self.tell_of_last(name, more, events);
             }
             Body::Message { text, logprobs } => {
                 let (text, tokens) = (json!(text), json!(logprobs.clone().unwrap_or_default()));
                 self.tell_of_last(
                     "response.output_text.done",
-                    [("content_index", index.clone()), ("text", text), ("logprobs", tokens)],
+                    [(place.index, json!(0)), ("text", text), ("logprobs", tokens)],
                     events,
                 );
             }
@@ -310,13 +336,8 @@ impl Reply {
                 );
             }
         }
-        if let Some(part) = whole["content"].get(0) {
-            let part = part.clone();
-            self.tell_of_last(
-                "response.content_part.done",
-                [("content_index", index), ("part", part)],
-                events,
-            );
+        if let Some(part) = part {
+            self.tell_of_last(place.done, [(place.index, json!(0)), ("part", part)], events);
         }
         let output_index = self.items.len() - 1;
         self.tell(
@@ -378,9 +399,12 @@ impl Item {
     fn whole(&self) -> Value {
         let Item { id, status, body } = self;
         match body {
-            Body::Reasoning { text, keep } => {
-                let mut item =
-                    json!({"id": id, "type": "reasoning", "summary": [], "content": parts(body)});
+            Body::Reasoning { text, keep, is_summary } => {
+                let (none, all) = (Vec::new(), parts(body));
+                let (summary, content) = if *is_summary { (all, none) } else { (none, all) };
+                let mut item = json!({
+                    "id": id, "type": "reasoning", "summary": summary, "content": content,
+                });
                 if *keep {
                     item["encrypted_content"] = format!("{THINKING}{text}").into();
                 }
@@ -420,10 +444,21 @@ impl Body {
         }
     }
 
+    /// Where its part stands.
+    fn place(&self) -> &'static Place {
+        match self {
+            Body::Reasoning { is_summary: true, .. } => &SUMMARY,
+            _ => &CONTENT,
+        }
+    }
+
     /// The part of an item that has parts.
     fn part(&self) -> Option<Value> {
         match self {
-            Body::Reasoning { text, .. } => Some(json!({"type": "reasoning_text", "text": text})),
+            Body::Reasoning { text, is_summary, .. } => {
+                let kind = if *is_summary { "summary_text" } else { "reasoning_text" };
+                Some(json!({"type": kind, "text": text}))
+            }
             Body::Message { text, logprobs } => {
                 let mut part = json!({"type": "output_text", "text": text, "annotations": []});
                 if let Some(logprobs) = logprobs {

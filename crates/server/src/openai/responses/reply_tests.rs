@@ -124,6 +124,37 @@ fn thinking_is_done_before_the_message_is_added() {
 }
 
 #[test]
+fn thinking_is_its_own_summary_for_those_who_ask_for_one() {
+    let extras = Extras { summary: true, thinking: true, ..Extras::default() };
+    let (events, whole) = events(extras, vec![think("a"), think("b"), end(Finish::Stop)]);
+    assert_eq!(
+        outline(&events)[2..],
+        [
+            "output_item.added 0 reasoning",
+            "reasoning_summary_part.added 0 summary_text",
+            "reasoning_summary_text.delta 0 a",
+            "reasoning_summary_text.delta 0 b",
+            "reasoning_summary_text.done 0 ab",
+            "reasoning_summary_part.done 0 summary_text",
+            "output_item.done 0 reasoning",
+            "completed",
+        ]
+    );
+    for (name, data) in &events[3..8] {
+        assert_eq!(
+            (&data["summary_index"], data.get("content_index")),
+            (&json!(0), None),
+            "{name}"
+        );
+    }
+    assert_eq!(
+        whole["output"][0],
+        json!({"id": "rs_100", "type": "reasoning", "content": [], "encrypted_content": "millstream:ab",
+               "summary": [{"type": "summary_text", "text": "ab"}]})
+    );
+}
+
+#[test]
 fn each_call_is_an_item_of_its_own() {
     let mut parts = vec![say("see")];
     parts.extend(call(0, "f", &["{\"x\"", ": 1}"]));

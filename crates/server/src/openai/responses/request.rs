@@ -120,7 +120,10 @@ fn read_extras(fields: &Fields<'_>, ask: &mut Ask) -> Result<Extras> {
     if logprobs {
         ask.sampling.logprobs = Some(top.unwrap_or(0));
     }
-    Ok(Extras { logprobs, thinking: wants("reasoning.encrypted_content") })
+    let reasoning = fields.fields("reasoning")?;
+    let asks = |key| reasoning.as_ref().map_or(Ok(None), |reasoning| reasoning.string(key));
+    let summary = asks("summary")?.or(asks("generate_summary")?).is_some_and(|kind| kind != "none");
+    Ok(Extras { logprobs, thinking: wants("reasoning.encrypted_content"), summary })
 }
 
 /// The fields of a response that repeat the request, with defaults where official clients need a value.

@@ -133,6 +133,57 @@ fn tools_are_functions_to_the_model() {
 }
 
 #[test]
+fn tools_may_stand_among_the_items() {
+    let custom = json!({"type": "custom", "name": "exec", "description": "runs"});
+    let asked =
+        asked(json!({"tools": [{"type": "function", "name": "f", "strict": true}], "input": [
+            {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": [
+                {"type": "namespace", "name": "functions", "tools": [custom]},
+                {"type": "function", "name": "g"}]},
+            {"role": "user", "content": "q"},
+        ]}));
+    let tools: Vec<(&str, bool)> =
+        asked.ask.tools.iter().map(|tool| (tool.name.as_str(), tool.is_strict)).collect();
+    assert_eq!(tools, [("f", true), ("functions__exec", true), ("g", false)]);
+    let Input::Chat(messages) = asked.ask.input else { panic!("no chat") };
+    assert_eq!(messages, [json!({"role": "user", "content": "q"})]);
+}
+
+#[test]
+fn what_cannot_be_seen_is_left_out() {
+    let image = json!({"type": "input_image", "image_url": "data:image/png;base64,AAAA"});
+    let asked = asked(json!({"input": [
+        {"role": "user", "content": "q"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [
+            image, {"type": "input_file", "file_id": "x"}, {"type": "input_text", "text": "seen"}]},
+    ]}));
+    let Input::Chat(messages) = asked.ask.input else { panic!("no chat") };
+    assert_eq!(messages.len(), 3);
+    assert_eq!(
+        messages[2]["content"],
+        "[image left out: this model reads text only]\n\n\
+         [document left out: this model reads text only]\n\nseen"
+    );
+}
+
+#[test]
+fn summaries_are_asked_for() {
+    #[track_caller]
+    fn check(reasoning: &Value, expect: bool) {
+        assert_eq!(asked(json!({"reasoning": reasoning})).extras.summary, expect);
+    }
+    check(&json!(null), false);
+    check(&json!({"effort": "high"}), false);
+    check(&json!({"summary": null}), false);
+    check(&json!({"summary": "none"}), false);
+    check(&json!({"summary": "auto"}), true);
+    check(&json!({"summary": "detailed"}), true);
+    check(&json!({"generate_summary": "concise"}), true);
+}
+
+#[test]
 fn tool_choices_are_read() {
     #[track_caller]
     fn check(choice: &Value, expect: &Choice, tools: &[&str]) {
@@ -178,7 +229,7 @@ fn settings_are_taken() {
     assert_eq!(ask.grammar, Some(Grammar::JsonSchema(schema)));
     assert_eq!(ask.template_variables["reasoning_effort"], "high");
     assert!(asked.streams);
-    assert_eq!(asked.extras, Extras { logprobs: true, thinking: true });
+    assert_eq!(asked.extras, Extras { logprobs: true, thinking: true, summary: true });
     let echo = Value::from(asked.echo);
     assert_eq!(echo["metadata"], json!({"k": "v"}));
     assert_eq!((&echo["temperature"], &echo["truncation"]), (&json!(0.5), &json!("auto")));
@@ -232,7 +283,9 @@ fn what_is_wrong_is_named() {
     check(item(json!({})), "input[0].type");
     check(item(json!({"id": "msg_1"})), "input[0].type");
     check(item(json!({"type": "item_reference", "id": "msg_1"})), "input[0].type");
-    check(item(json!({"type": "web_search_call", "id": "ws_1"})), "input[0].type");
+    check(item(json!({"type": "web_search_call", "id": "ws_1"})), "input");
+    check(item(json!({"type": "compaction", "encrypted_content": "x"})), "input[0].type");
+    check(item(json!({"type": "additional_tools", "tools": [{}]})), "input");
     check(item(json!({"type": "message", "content": "q"})), "input[0].role");
     check(item(json!({"role": "tool", "content": "q"})), "input[0].role");
     check(item(json!({"role": "user"})), "input[0].content");
@@ -253,8 +306,9 @@ fn what_is_wrong_is_named() {
     check(item(json!({"type": "custom_tool_call", "call_id": "1", "name": "g"})), "input[0].input");
     check(item(json!({"type": "function_call_output", "call_id": "1"})), "input[0].output");
     check(item(json!({"type": "function_call_output", "output": "x"})), "input[0].call_id");
-    let output = json!({"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]});
-    check(item(output), "input[0].output[0]");
+    let output =
+        json!({"type": "function_call_output", "call_id": "1", "output": [{"type": "smell"}]});
+    check(item(output), "input[0].output[0].type");
     check(
         item(json!({"type": "reasoning", "content": [{"type": "reasoning_text"}]})),
         "input[0].content[0].text",
