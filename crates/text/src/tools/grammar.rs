@@ -65,7 +65,7 @@ impl ToolFormat {
     /// `parallel`, of the tools allowed, with arguments that follow their schemas; or, for [`Choice::None`],
     /// words without a call. For [`Choice::Auto`] it is the grammar of calls that a free answer may come to, from
     /// [`ToolFormat::opener`] on: who calls unasked is held to names and form, and to the schemas of strict tools only,
-    /// since a schema's grammar also wants its order.
+    /// since a schema's grammar wants its order too.
     ///
     /// The grammar begins where thinking has ended, or with the answer in harmony, which thinks inside.
     /// `special` gives the id of a text that is a special token of the vocabulary.

@@ -37,7 +37,7 @@ impl Lark<'_> {
         self.arguments(tool, Notation::Python, "=")
     }
 
-    /// For a strict tool in the schema's order, with all that is required; for any other as they come.
+    /// For a strict tool in the schema's order, for any other as they come.
     fn arguments(&mut self, tool: &Tool, notation: Notation, after_key: &str) -> String {
         let schema = &tool.parameters;
         if tool.is_strict {
@@ -45,18 +45,12 @@ impl Lark<'_> {
         }
         let pairs = if has_others(schema) {
             let value = self.any(notation);
-            vec![self.rule("pair", &format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}{after_key}/ {value}"))]
+            let pair = format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}{after_key}/ {value}");
+            vec![(self.rule("pair", &pair), false)]
         } else {
             self.named_pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT)
-                .into_iter()
-                .map(|(pair, _)| pair)
-                .collect()
         };
-        if pairs.is_empty() {
-            return String::new();
-        }
-        let pair = self.rule("pair", &pairs.join(" | "));
-        format!("({pair} ({} {pair})*)?", separator(notation))
+        self.in_any_order(&pairs, &separator(notation))
     }
 
     /// The properties of an object, in the schema's order, with separators between those that come.

@@ -12,11 +12,14 @@ use super::schema::{Alternatives, Types, members};
 /// Lengths of strings are counted up to here: every count is a state of its own.
 const LENGTH_LIMIT: u64 = 2_000;
 
+/// Required arguments that are waited for in any order: twice the rules for each.
+const MOST_AWAITED: usize = 4;
+
 /// A name that no tag ends in.
 const ANY_KEY: &str = r#"/[^\s<>"'=|]{1,64}/"#;
 
 impl Lark<'_> {
-    /// Arguments one by one. For a strict tool in the schema's order, those that are not required may be left out; for
+    /// Arguments one by one; those that are not required may be left out. For a strict tool in the schema's order, for
     /// any other as they come.
     pub(super) fn parameters(&mut self, tool: &Tool, tags: &Tags) -> String {
         if !tool.is_strict && has_others(&tool.parameters) {
@@ -43,8 +46,46 @@ impl Lark<'_> {
                 |(rule, is_required): (String, bool)| rule + if is_required { " " } else { "? " };
             return rules.into_iter().map(write).collect();
         }
-        let names: Vec<String> = rules.into_iter().map(|(rule, _)| rule).collect();
-        if names.is_empty() { String::new() } else { format!("({})*", names.join(" | ")) }
+        self.in_any_order(&rules, "")
+    }
+
+    /// Arguments as they come, with a separator between them: each of a few that are required once, any other as often
+    /// as the model likes.
+    pub(super) fn in_any_order(&mut self, arguments: &[(String, bool)], separator: &str) -> String {
+        let are_few = arguments.iter().filter(|argument| argument.1).count() <= MOST_AWAITED;
+        let of = |is_awaited: bool| {
+            let is_meant = move |argument: &&(String, bool)| (argument.1 && are_few) == is_awaited;
+            arguments.iter().filter(is_meant).map(|argument| argument.0.as_str()).collect()
+        };
+        let (awaited, others): (Vec<&str>, Vec<&str>) = (of(true), of(false));
+        let others = others.join(" | ");
+        let more =
+            if others.is_empty() { String::new() } else { format!("({separator} ({others}))*") };
+        // What may follow when these of the awaited have come, a bit for each.
+        let all = (1 << awaited.len()) - 1;
+        let mut after = vec![more.clone(); all + 1];
+        for came in (0..all).rev() {
+            let left = awaited.iter().enumerate().filter(|(index, _)| came >> index & 1 == 0);
+            let next = left.map(|(index, argument)| {
+                format!("{separator} {argument} {}", after[came | 1 << index])
+            });
+            let next: Vec<String> = next.collect();
+            after[came] = self.rule("after", &format!("{more} ({})", next.join(" | ")));
+        }
+        if separator.is_empty() {
+            return after.swap_remove(0);
+        }
+        let first = awaited.iter().enumerate();
+        let mut first: Vec<String> =
+            first.map(|(index, argument)| format!("{argument} {}", after[1 << index])).collect();
+        if !others.is_empty() {
+            first.push(format!("({others}) {}", after[0]));
+        }
+        match (first.is_empty(), awaited.is_empty()) {
+            (true, _) => String::new(),
+            (false, true) => format!("({})?", first.join(" | ")),
+            (false, false) => format!("({})", first.join(" | ")),
+        }
     }
 
     /// The ways to write an argument of any name.
