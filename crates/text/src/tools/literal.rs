@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Tool;
 use super::grammar::{Lark, properties, quoted, words};
 use super::schema::Types;
-use super::tagged::has_others;
+use super::tagged::{MOST_OTHERS, has_others};
 
 /// How deep values follow a schema.
 const DEPTH_LIMIT: usize = 6;
@@ -43,14 +43,16 @@ impl Lark<'_> {
         if tool.is_strict {
             return self.pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT);
         }
-        let pairs = if has_others(schema) {
+        let separator = separator(notation);
+        if has_others(schema) {
             let value = self.any(notation);
             let pair = format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}{after_key}/ {value}");
-            vec![(self.rule("pair", &pair), false)]
-        } else {
-            self.named_pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT)
-        };
-        self.in_any_order(&pairs, &separator(notation))
+            let pair = self.rule("pair", &pair);
+            let more = self.rule("more", &format!("{separator} {pair}"));
+            return format!("({pair} {more}{{0,{MOST_OTHERS}}})?");
+        }
+        let pairs = self.named_pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT);
+        self.in_any_order(&pairs, &separator)
     }
 
     /// The properties of an object, in the schema's order, with separators between those that come.

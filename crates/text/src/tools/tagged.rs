@@ -15,6 +15,9 @@ const LENGTH_LIMIT: u64 = 2_000;
 /// Required arguments that are waited for in any order: twice the rules for each.
 const MOST_AWAITED: usize = 4;
 
+/// Arguments that a schema does not name.
+pub(super) const MOST_OTHERS: usize = 64;
+
 /// A name that no tag ends in.
 const ANY_KEY: &str = r#"/[^\s<>"'=|]{1,64}/"#;
 
@@ -24,7 +27,7 @@ impl Lark<'_> {
     pub(super) fn parameters(&mut self, tool: &Tool, tags: &Tags) -> String {
         if !tool.is_strict && has_others(&tool.parameters) {
             let forms = self.forms_of_any(tags);
-            return format!("({})*", self.rule("parameter", &forms.join(" | ")));
+            return format!("{}{{0,{MOST_OTHERS}}}", self.rule("parameter", &forms.join(" | ")));
         }
         let mut rules: Vec<(String, bool)> = Vec::new();
         for (key, schema, is_required) in named_schemas(&tool.parameters) {
@@ -49,8 +52,8 @@ impl Lark<'_> {
         self.in_any_order(&rules, "")
     }
 
-    /// Arguments as they come, with a separator between them: each of a few that are required once, any other as often
-    /// as the model likes.
+    /// Arguments as they come, with a separator between them: each of a few that are required once, and between them no
+    /// more of the others than there are, so that a weak model comes to an end.
     pub(super) fn in_any_order(&mut self, arguments: &[(String, bool)], separator: &str) -> String {
         let are_few = arguments.iter().filter(|argument| argument.1).count() <= MOST_AWAITED;
         let of = |is_awaited: bool| {
@@ -58,9 +61,14 @@ impl Lark<'_> {
             arguments.iter().filter(is_meant).map(|argument| argument.0.as_str()).collect()
         };
         let (awaited, others): (Vec<&str>, Vec<&str>) = (of(true), of(false));
+        let most = others.len();
         let others = others.join(" | ");
-        let more =
-            if others.is_empty() { String::new() } else { format!("({separator} ({others}))*") };
+        let more = if others.is_empty() {
+            String::new()
+        } else {
+            let other = self.rule("other", &format!("{separator} ({others})"));
+            format!("{other}{{0,{most}}}")
+        };
         // What may follow when these of the awaited have come, a bit for each.
         let all = (1 << awaited.len()) - 1;
         let mut after = vec![more.clone(); all + 1];
