@@ -40,65 +40,29 @@ impl Lark<'_> {
     /// For a strict tool in the schema's order, for any other as they come.
     fn arguments(&mut self, tool: &Tool, notation: Notation, after_key: &str) -> String {
         let schema = &tool.parameters;
-        if tool.is_strict {
-            return self.pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT);
-        }
         let separator = separator(notation);
-        if has_others(schema) {
+        if !tool.is_strict && has_others(schema) {
             let value = self.any(notation);
             let pair = format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}{after_key}/ {value}");
             let pair = self.rule("pair", &pair);
             let more = self.rule("more", &format!("{separator} {pair}"));
             return format!("({pair} {more}{{0,{MOST_OTHERS}}})?");
         }
-        let pairs = self.named_pairs(schema, schema, notation, "", after_key, DEPTH_LIMIT);
-        self.in_any_order(&pairs, &separator)
+        let pairs = self.pairs(schema, schema, notation, ("", after_key), DEPTH_LIMIT);
+        if tool.is_strict {
+            in_order(&pairs, &separator)
+        } else {
+            self.in_any_order(&pairs, &separator)
+        }
     }
 
-    /// The properties of an object, in the schema's order, with separators between those that come.
+    /// Each property with its value, and whether it must come.
     fn pairs(
         &mut self,
         schema: &Value,
         root: &Value,
         notation: Notation,
-        before_key: &str,
-        after_key: &str,
-        depth: usize,
-    ) -> String {
-        let separator = separator(notation);
-        let pairs = self.named_pairs(schema, root, notation, before_key, after_key, depth);
-        // One alternative for each pair that can come first.
-        let mut alternatives = Vec::new();
-        let mut may_be_empty = true;
-        for (first, (pair, is_required)) in pairs.iter().enumerate() {
-            let rest = pairs[first + 1..].iter().map(|(pair, is_required)| {
-                if *is_required {
-                    format!("{separator} {pair}")
-                } else {
-                    format!("({separator} {pair})?")
-                }
-            });
-            alternatives.push(format!("{pair} {}", rest.collect::<Vec<_>>().join(" ")));
-            if *is_required {
-                may_be_empty = false;
-                break;
-            }
-        }
-        match (alternatives.is_empty(), may_be_empty) {
-            (true, _) => String::new(),
-            (false, true) => format!("({})?", alternatives.join(" | ")),
-            (false, false) => format!("({})", alternatives.join(" | ")),
-        }
-    }
-
-    /// Each property with its value, and whether it must come.
-    fn named_pairs(
-        &mut self,
-        schema: &Value,
-        root: &Value,
-        notation: Notation,
-        before_key: &str,
-        after_key: &str,
+        (before_key, after_key): (&str, &str),
         depth: usize,
     ) -> Vec<(String, bool)> {
         let mut pairs = Vec::new();
@@ -135,10 +99,9 @@ impl Lark<'_> {
             && depth > 0
             && schema["properties"].is_object()
         {
-            let (before, after) =
-                if notation == Notation::Gemma { ("", ":") } else { ("\"", "\": ") };
-            let pairs = self.pairs(schema, root, notation, before, after, depth - 1);
-            format!("\"{{\" {pairs} \"}}\"")
+            let around_key = if notation == Notation::Gemma { ("", ":") } else { ("\"", "\": ") };
+            let pairs = self.pairs(schema, root, notation, around_key, depth - 1);
+            format!("\"{{\" {} \"}}\"", in_order(&pairs, &separator(notation)))
         } else {
             self.any(notation)
         }
@@ -176,6 +139,32 @@ impl Lark<'_> {
         let list = format!("\"[\" ({value} ({separator} {value})*)? \"]\"");
         let object = format!("\"{{\" ({key} {value} ({separator} {key} {value})*)? \"}}\"");
         self.rule("value", &format!("{string} | {NUMBER} | {boolean} | {null} | {list} | {object}"))
+    }
+}
+
+/// Pairs in this order, with separators between those that come: all that must, and any of the others.
+fn in_order(pairs: &[(String, bool)], separator: &str) -> String {
+    // One alternative for each pair that can come first.
+    let mut alternatives = Vec::new();
+    let mut may_be_empty = true;
+    for (first, (pair, is_required)) in pairs.iter().enumerate() {
+        let rest = pairs[first + 1..].iter().map(|(pair, is_required)| {
+            if *is_required {
+                format!("{separator} {pair}")
+            } else {
+                format!("({separator} {pair})?")
+            }
+        });
+        alternatives.push(format!("{pair} {}", rest.collect::<Vec<_>>().join(" ")));
+        if *is_required {
+            may_be_empty = false;
+            break;
+        }
+    }
+    match (alternatives.is_empty(), may_be_empty) {
+        (true, _) => String::new(),
+        (false, true) => format!("({})?", alternatives.join(" | ")),
+        (false, false) => format!("({})", alternatives.join(" | ")),
     }
 }
 
