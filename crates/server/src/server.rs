@@ -22,6 +22,8 @@ use crate::model::{Facts, Model, Pulse};
 use crate::shared::Shared;
 use crate::{Options, app};
 
+/// Threads for connections at most.
+const MOST_THREADS: usize = 4;
 /// The longest head of a request.
 const HEAD_BYTES: usize = 64 << 10;
 /// What the system may keep for a client that does not read: megabytes if left alone, and no answer would ever
@@ -90,8 +92,9 @@ impl Server {
             address: format!("{}:{}", options.host, options.port),
             source,
         };
-        // The cores belong to the model; connections need little.
-        let threads = machine::cpu::core_count().div_ceil(4).clamp(1, 4);
+        // Connections need little, but they take it from the model's threads, which wait for each other: so they take it from
+        // all alike, where there are few.
+        let threads = machine::cpu::core_count().clamp(1, MOST_THREADS);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("connections")
