@@ -127,6 +127,10 @@ impl Memory {
     /// Makes room for `count` more positions and makes everything they will write belong to this sequence alone.
     /// If pages or slots run out, nothing is changed.
     pub fn prepare(&mut self, sequence: &mut Sequence, count: usize) -> Result<()> {
+        // Since it was prepared nobody can have come to share what it will write.
+        if count > 0 && sequence.prepared == count {
+            return Ok(());
+        }
         let copies = self.own(sequence, count)?;
         self.copy(&copies);
         Ok(())
