@@ -5,6 +5,7 @@
 //! was seen before decides. A source that was wrong twice in a row is silent for a while.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::SourceKind;
 use super::controller::Offer;
@@ -36,7 +37,7 @@ pub(crate) struct NGram {
 #[derive(Debug, Default)]
 struct Index {
     /// By run: the position after it. Runs that end with the last token are not in yet.
-    after: HashMap<[u32; 4], u32>,
+    after: HashMap<u128, u32, Keys>,
     /// Tokens that are in.
     len: usize,
     failures: usize,
@@ -77,11 +78,52 @@ fn follow(tokens: &[u32], at: usize, draft: &[u32], index: usize) -> u32 {
     if index < back { tokens[at + index] } else { draft[index - back] }
 }
 
-/// Runs of different lengths never collide: no token has this number.
-fn key(run: &[u32]) -> [u32; 4] {
-    let mut key = [u32::MAX; 4];
-    key[..run.len()].copy_from_slice(run);
-    key
+/// Runs of different lengths never collide: no token has the number that all ones would be.
+fn key(run: &[u32]) -> u128 {
+    run.iter().fold(u128::MAX, |key, &token| key << 32 | u128::from(token))
+}
+
+/// Hashes a run by one multiplication with numbers that nobody outside knows: every token of every answer is put in three
+/// times.
+#[derive(Clone, Copy, Debug)]
+struct Keys([u64; 2]);
+
+impl Default for Keys {
+    fn default() -> Keys {
+        let random = RandomState::new();
+        Keys([0, 1].map(|number: u8| random.hash_one(number)))
+    }
+}
+
+impl BuildHasher for Keys {
+    type Hasher = RunHasher;
+
+    fn build_hasher(&self) -> RunHasher {
+        RunHasher { keys: *self, hash: 0 }
+    }
+}
+
+/// See [`Keys`].
+struct RunHasher {
+    keys: Keys,
+    hash: u64,
+}
+
+impl Hasher for RunHasher {
+    fn write_u128(&mut self, run: u128) {
+        let [first, second] = self.keys.0;
+        let product =
+            u128::from(first ^ run as u64 ^ self.hash) * u128::from(second ^ (run >> 64) as u64);
+        self.hash = product as u64 ^ (product >> 64) as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u128(byte.into()));
+    }
+
+    fn finish(&self) -> u64 {
+        self.hash
+    }
 }
 
 /// The longer the match, the better it is.
