@@ -174,14 +174,14 @@ unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
                 let to = &mut sums[n..];
                 n += match x.len() - n {
                     1 => put_all(room(to), half, part, products(&weights, [x[n]], part)),
-                    // One alone would wait for itself.
-                    3 => {
-                        let three = [x[n], x[n + 1], x[n + 2]];
-                        put_all(room(to), half, part, products(&weights, three, part))
-                    }
-                    _ => {
+                    2 | 4 => {
                         let two = [x[n], x[n + 1]];
                         put_all(room(to), half, part, products(&weights, two, part))
+                    }
+                    // With fewer, products wait for each other.
+                    _ => {
+                        let three = [x[n], x[n + 1], x[n + 2]];
+                        put_all(room(to), half, part, products(&weights, three, part))
                     }
                 };
             }
@@ -251,20 +251,18 @@ unsafe fn products<const N: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         for k in 0..4 {
-            for n in 0..N {
-                let at = x[n].planes.add(k * 256 + part * 16);
-                let mut planes = [_mm512_setzero_si512(); 4];
-                for plane in 0..4 {
-                    let blocks = _mm_loadu_si128(at.add(plane * 64).cast());
-                    planes[plane] = _mm512_broadcast_i32x4(blocks);
-                }
-                for four in 0..2 {
-                    let Weights { even, odd, .. } = &weights[four];
-                    let (high, low) = (&mut high[n][four], &mut low[n][four]);
-                    *high = _mm512_dpbusd_epi32(*high, even[k], planes[0]);
-                    *low = _mm512_dpbusd_epi32(*low, even[k], planes[2]);
-                    *high = _mm512_dpbusd_epi32(*high, odd[k], planes[1]);
-                    *low = _mm512_dpbusd_epi32(*low, odd[k], planes[3]);
+            // A sum gets its next product when all others have had theirs.
+            for is_odd in [false, true] {
+                for n in 0..N {
+                    let at = x[n].planes.add(k * 256 + usize::from(is_odd) * 64 + part * 16);
+                    let x_high = _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast()));
+                    let x_low = _mm512_broadcast_i32x4(_mm_loadu_si128(at.add(128).cast()));
+                    for four in 0..2 {
+                        let Weights { even, odd, .. } = &weights[four];
+                        let codes = if is_odd { odd[k] } else { even[k] };
+                        high[n][four] = _mm512_dpbusd_epi32(high[n][four], codes, x_high);
+                        low[n][four] = _mm512_dpbusd_epi32(low[n][four], codes, x_low);
+                    }
                 }
             }
         }
