@@ -25,6 +25,7 @@ mod options;
 mod prepare;
 mod server;
 mod shared;
+mod socket;
 mod speculation;
 mod time;
 mod wire;

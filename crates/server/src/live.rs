@@ -31,8 +31,6 @@ const BUSY: Duration = Duration::from_millis(250);
 const IDLE: Duration = Duration::from_secs(2);
 /// After so long without a beat (a long step) a viewer is told that the stream is alive.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long a viewer may leave what was written unread.
-const UNREAD: Duration = Duration::from_secs(30);
 /// The longest list of a beat.
 const MOST_CELLS: usize = 4096;
 /// Reading the statistics of a streamed bank copies some kilobytes: not after every step.
@@ -89,16 +87,16 @@ pub(crate) async fn watch(State(shared): State<Arc<Shared>>) -> Result<Response>
         let message = format!("{MOST_VIEWERS} look on already");
         return Err(ApiError::unavailable("too_many_viewers", message, 10));
     };
-    let keep_alive = KeepAlive { every: SILENCE, frame: None, unread: UNREAD };
+    let keep_alive = KeepAlive { every: SILENCE, frame: None };
     Ok(wire::stream(Framing::Events, keep_alive, move |mut wire| async move {
         let _seat = seat;
-        wire.event("hello", &hello(&model)).await?;
+        wire.event("hello", &hello(&model));
         loop {
-            match wire.until(tokio::time::timeout(SILENCE, beats.recv())).await? {
-                Ok(Ok(Some(beat))) => wire.event("beat", beat.value()).await?,
-                Ok(Ok(None) | Err(RecvError::Closed)) => return Ok(()),
+            match tokio::time::timeout(SILENCE, beats.recv()).await {
+                Ok(Ok(Some(beat))) => wire.event("beat", beat.value()),
+                Ok(Ok(None) | Err(RecvError::Closed)) => return,
                 Ok(Err(RecvError::Lagged(_))) => {}
-                Err(_) => wire.event("alive", &json!({})).await?,
+                Err(_) => wire.event("alive", &json!({})),
             }
         }
     }))

@@ -25,7 +25,7 @@ use crate::error::{ApiError, ErrorShape};
 use crate::fields::{Fields, Result};
 use crate::prepare;
 use crate::shared::Shared;
-use crate::wire::{self, Framing, Gone, KeepAlive, Wire};
+use crate::wire::{self, Framing, KeepAlive, Wire};
 use reply::{Calls, Kind, Reply};
 use request::Wanted;
 
@@ -57,10 +57,8 @@ async fn answer(shared: &Shared, kind: Kind, wanted: Wanted) -> Result<Response>
     let ask = continued(shared, ask, wanted.begun.as_deref()).await?;
     let answers = prepare::begin(shared, ask).await.map_err(in_own_words)?;
     if wanted.stream {
-        let options = &shared.options;
         // Lines of JSON have no comments: a silent stream stays silent.
-        let keep_alive =
-            KeepAlive { every: options.keep_alive, frame: None, unread: options.unread };
+        let keep_alive = KeepAlive { every: shared.options.keep_alive, frame: None };
         let run = |wire| tell(wire, answers, reply);
         return Ok(wire::stream(Framing::Lines, keep_alive, run));
     }
@@ -69,9 +67,9 @@ async fn answer(shared: &Shared, kind: Kind, wanted: Wanted) -> Result<Response>
 }
 
 /// Line by line.
-async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) -> Result<(), Gone> {
+async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) {
     let mut calls = Calls::default();
-    while let Some((_, parts)) = wire.next(&mut answers).await? {
+    while let Some((_, parts)) = wire.next(&mut answers).await {
         for part in parts {
             let line = match part {
                 Part::Prefill { .. } => None,
@@ -90,11 +88,10 @@ async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) -> Result<(), 
                 Part::Failed(error) => Some(ErrorShape::Ollama.body(&in_own_words(error))),
             };
             if let Some(line) = line {
-                wire.json(&line).await?;
+                wire.json(&line);
             }
         }
     }
-    Ok(())
 }
 
 /// Names fields as Ollama does.

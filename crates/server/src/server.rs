@@ -20,6 +20,7 @@ use crate::desk;
 use crate::live::Feed;
 use crate::model::{Facts, Model, Pulse};
 use crate::shared::Shared;
+use crate::socket::Socket;
 use crate::{Options, app};
 
 /// Threads for connections at most.
@@ -243,8 +244,9 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>, mut closing: watch::R
         };
         // Tokens are small and should not wait for one another.
         let _ = stream.set_nodelay(true);
+        let socket = Socket::new(stream, shared.options.unread);
         let service = TowerToHyperService::new(router.clone());
-        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(socket), service));
         tokio::spawn(async move {
             // Clients that vanish are none of our errors.
             let _ = connection.await;

@@ -1,12 +1,12 @@
 //! Answers sent piece by piece: server-sent events and lines of JSON.
 //!
-//! [`stream`] answers at once with headers and lets a task write the body. The task waits for the
-//! answers and for the client at the same time: a silent stream says that it is alive, a client that is
-//! gone ends the task, and with it the request.
+//! [`stream`] answers at once with headers; the body is written as the connection asks for more of it, by the connection's
+//! own task: a client that is gone, or given up for reading nothing, ends the writing, and with it the request.
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,18 +14,9 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use serde_json::Value;
-use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, Sleep};
 
 use crate::answers::{Answers, Part};
-
-/// Frames that may wait for the socket.
-const FRAMES: usize = 8;
-
-/// The client is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Gone;
 
 /// How pieces are framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,18 +33,17 @@ pub(crate) struct KeepAlive {
     pub(crate) every: Duration,
     /// `None` says nothing: lines of JSON have no comments.
     pub(crate) frame: Option<&'static str>,
-    /// How long the client may leave what was written unread.
-    pub(crate) unread: Duration,
 }
 
 /// The writing end of a streamed response.
 pub(crate) struct Wire {
-    sender: mpsc::Sender<Bytes>,
+    /// What the connection has not taken yet.
+    written: Arc<Mutex<String>>,
     framing: Framing,
     keep_alive: KeepAlive,
     /// When something was last written. What happens meanwhile and is not told (a prompt that is read, chunk by chunk)
     /// is silence to the client.
-    written: Instant,
+    last: Instant,
     /// Goes off when there may have been silence for long: set again then, not with every frame.
     alarm: Pin<Box<Sleep>>,
 }
@@ -65,14 +55,12 @@ pub(crate) fn stream<F>(
     run: impl FnOnce(Wire) -> F,
 ) -> Response
 where
-    F: Future<Output = Result<(), Gone>> + Send + 'static,
+    F: Future<Output = ()> + Send + 'static,
 {
-    let (sender, receiver) = mpsc::channel(FRAMES);
-    let task = run(Wire::new(sender, framing, keep_alive));
-    tokio::spawn(async move {
-        let _ = task.await;
-    });
-    let mut response = Response::new(Body::from_stream(Frames(receiver)));
+    let written = Arc::default();
+    let writer = run(Wire::new(Arc::clone(&written), framing, keep_alive));
+    let pages = Written { writer: Some(Box::pin(writer)), written };
+    let mut response = Response::new(Body::from_stream(pages));
     let kind = match framing {
         Framing::Events => "text/event-stream",
         Framing::Lines => "application/x-ndjson",
@@ -86,127 +74,158 @@ where
 }
 
 impl Wire {
-    fn new(sender: mpsc::Sender<Bytes>, framing: Framing, keep_alive: KeepAlive) -> Wire {
-        let written = Instant::now();
-        let alarm = Box::pin(tokio::time::sleep_until(written + keep_alive.every));
-        Wire { sender, framing, keep_alive, written, alarm }
+    fn new(written: Arc<Mutex<String>>, framing: Framing, keep_alive: KeepAlive) -> Wire {
+        let last = Instant::now();
+        let alarm = Box::pin(tokio::time::sleep_until(last + keep_alive.every));
+        Wire { written, framing, keep_alive, last, alarm }
     }
 
     /// One JSON value: an event without a name, or a line.
-    pub(crate) async fn json(&mut self, value: &Value) -> Result<(), Gone> {
-        self.text(&value.to_string()).await
+    pub(crate) fn json(&mut self, value: &Value) {
+        self.text(&value.to_string());
     }
 
     /// The same, written already.
-    pub(crate) async fn text(&mut self, json: &str) -> Result<(), Gone> {
-        let frame = match self.framing {
-            Framing::Events => ["data: ", json, "\n\n"].concat(),
-            Framing::Lines => [json, "\n"].concat(),
-        };
-        self.write(frame.into()).await
+    pub(crate) fn text(&mut self, json: &str) {
+        match self.framing {
+            Framing::Events => self.write(&["data: ", json, "\n\n"]),
+            Framing::Lines => self.write(&[json, "\n"]),
+        }
     }
 
     /// An event with a name.
-    pub(crate) async fn event(&mut self, name: &str, value: &Value) -> Result<(), Gone> {
-        self.write(format!("event: {name}\ndata: {value}\n\n").into()).await
+    pub(crate) fn event(&mut self, name: &str, value: &Value) {
+        self.write(&["event: ", name, "\ndata: ", &value.to_string(), "\n\n"]);
     }
 
     /// The end of an OpenAI stream.
-    pub(crate) async fn done(&mut self) -> Result<(), Gone> {
-        self.write(Bytes::from_static(b"data: [DONE]\n\n")).await
+    pub(crate) fn done(&mut self) {
+        self.write(&["data: [DONE]\n\n"]);
     }
 
     /// The next parts of an answer, as [`Answers::next`], keeping the connection alive meanwhile.
-    pub(crate) async fn next(
-        &mut self,
-        answers: &mut Answers,
-    ) -> Result<Option<(usize, Vec<Part>)>, Gone> {
+    pub(crate) async fn next(&mut self, answers: &mut Answers) -> Option<(usize, Vec<Part>)> {
         self.alive_until(answers.next()).await
     }
 
-    async fn alive_until<T>(&mut self, happens: impl Future<Output = T>) -> Result<T, Gone> {
+    async fn alive_until<T>(&mut self, happens: impl Future<Output = T>) -> T {
         let mut happens = std::pin::pin!(happens);
         loop {
             tokio::select! {
                 biased;
-                () = self.sender.closed() => return Err(Gone),
-                value = &mut happens => return Ok(value),
+                value = &mut happens => return value,
                 () = self.alarm.as_mut() => {}
             }
-            let (now, due) = (Instant::now(), self.written + self.keep_alive.every);
+            let (now, due) = (Instant::now(), self.last + self.keep_alive.every);
             if now < due {
                 self.alarm.as_mut().reset(due);
                 continue;
             }
             self.alarm.as_mut().reset(now + self.keep_alive.every);
-            self.written = now;
+            self.last = now;
             if let Some(frame) = self.keep_alive.frame {
-                self.write(Bytes::from_static(frame.as_bytes())).await?;
+                self.write(&[frame]);
             }
         }
     }
 
-    /// Waits for something else, unless the client goes.
-    pub(crate) async fn until<T>(&self, happens: impl Future<Output = T>) -> Result<T, Gone> {
-        tokio::select! {
-            biased;
-            () = self.sender.closed() => Err(Gone),
-            value = happens => Ok(value),
-        }
-    }
-
-    async fn write(&mut self, frame: Bytes) -> Result<(), Gone> {
-        if let Err(refused) = self.sender.try_send(frame) {
-            let TrySendError::Full(frame) = refused else { return Err(Gone) };
-            // A client that reads nothing for long is as good as gone.
-            let sent = tokio::time::timeout(self.keep_alive.unread, self.sender.send(frame)).await;
-            sent.map_err(|_| Gone)?.map_err(|_| Gone)?;
-        }
-        self.written = Instant::now();
-        Ok(())
+    fn write(&mut self, parts: &[&str]) {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.iter().for_each(|part| written.push_str(part));
+        self.last = Instant::now();
     }
 }
 
-/// The reading end, as a body wants it.
-struct Frames(mpsc::Receiver<Bytes>);
+/// The reading end, as a body wants it: what is written when the connection asks. The writer waits for answers, which
+/// wait for it, so little can pile up while the connection does not ask.
+struct Written {
+    writer: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    written: Arc<Mutex<String>>,
+}
 
-impl tokio_stream::Stream for Frames {
+impl tokio_stream::Stream for Written {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(context).map(|frame| frame.map(Ok))
+        if let Some(writer) = &mut self.writer
+            && writer.as_mut().poll(context).is_ready()
+        {
+            self.writer = None;
+        }
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if !written.is_empty() {
+            return Poll::Ready(Some(Ok(std::mem::take(&mut *written).into())));
+        }
+        if self.writer.is_some() { Poll::Pending } else { Poll::Ready(None) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio_stream::StreamExt as _;
+
+    fn written<F>(run: impl FnOnce(Wire) -> F) -> Written
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let keep_alive = KeepAlive { every: Duration::from_millis(40), frame: Some("alive") };
+        let written = Arc::default();
+        let writer = run(Wire::new(Arc::clone(&written), Framing::Events, keep_alive));
+        Written { writer: Some(Box::pin(writer)), written }
+    }
+
+    async fn all(mut body: Written) -> Vec<Bytes> {
+        let mut pieces = Vec::new();
+        while let Some(Ok(piece)) = body.next().await {
+            pieces.push(piece);
+        }
+        pieces
+    }
 
     /// Claude Code was seen to wait 87 s for a sign of life, while the prompt was read in chunks of half a second.
     #[tokio::test]
     async fn a_stream_is_kept_alive_while_things_happen_that_are_not_told() {
-        let (sender, mut receiver) = mpsc::channel(64);
-        let keep_alive = KeepAlive {
-            every: Duration::from_millis(40),
-            frame: Some("alive"),
-            unread: Duration::from_secs(10),
-        };
-        let framing = Framing::Events;
-        let mut wire = Wire::new(sender, framing, keep_alive);
-        for _ in 0..20 {
-            wire.alive_until(tokio::time::sleep(Duration::from_millis(10))).await.unwrap();
-        }
-        let mut count = 0;
-        while let Ok(frame) = receiver.try_recv() {
-            assert_eq!(frame, "alive");
-            count += 1;
-        }
-        assert!(count >= 2, "{count} signs of life in 200 ms");
-        // Who writes is alive.
-        wire.written = Instant::now();
-        wire.alive_until(tokio::time::sleep(Duration::from_millis(1))).await.unwrap();
-        assert!(receiver.try_recv().is_err());
-        drop(receiver);
-        assert_eq!(wire.alive_until(std::future::pending::<()>()).await, Err(Gone));
+        let body = written(|mut wire| async move {
+            for _ in 0..20 {
+                wire.alive_until(tokio::time::sleep(Duration::from_millis(10))).await;
+            }
+            // Who writes is alive.
+            wire.done();
+            wire.alive_until(tokio::time::sleep(Duration::from_millis(1))).await;
+        });
+        let mut pieces = all(body).await;
+        assert_eq!(pieces.pop().unwrap(), "data: [DONE]\n\n");
+        assert!(pieces.len() >= 2, "{} signs of life in 200 ms", pieces.len());
+        assert!(pieces.iter().all(|piece| piece == "alive"));
+    }
+
+    #[tokio::test]
+    async fn what_is_written_goes_out_before_more_is_awaited_and_at_the_end() {
+        let (go, gone) = tokio::sync::oneshot::channel::<()>();
+        let mut body = written(|mut wire| async move {
+            wire.text("1");
+            wire.json(&Value::from(2));
+            let _ = gone.await;
+            wire.event("three", &Value::from(3));
+            wire.done();
+        });
+        assert_eq!(body.next().await.unwrap().unwrap(), "data: 1\n\ndata: 2\n\n");
+        go.send(()).unwrap();
+        let rest = all(body).await.concat();
+        assert_eq!(rest, b"event: three\ndata: 3\n\ndata: [DONE]\n\n");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_dropped_ends_the_writing() {
+        let (held, dropped) = tokio::sync::oneshot::channel::<()>();
+        let mut body = written(|mut wire| async move {
+            let _held = held;
+            wire.text("1");
+            std::future::pending::<()>().await;
+        });
+        assert!(body.next().await.is_some());
+        drop(body);
+        assert!(dropped.await.is_err());
     }
 }

@@ -121,17 +121,14 @@ fn stream(
     mut choice_of: impl FnMut(usize, &Part) -> Option<Value> + Send + 'static,
 ) -> Response {
     let shows_progress = wants_progress(headers);
-    let keep_alive = KeepAlive {
-        every: shared.options.keep_alive,
-        frame: Some(": keep-alive\n\n"),
-        unread: shared.options.unread,
-    };
+    let keep_alive =
+        KeepAlive { every: shared.options.keep_alive, frame: Some(": keep-alive\n\n") };
     wire::stream(Framing::Events, keep_alive, move |mut wire| async move {
         for choice in opening {
-            wire.text(&streaming.chunk(&head, &choice)).await?;
+            wire.text(&streaming.chunk(&head, &choice));
         }
         let mut usages = vec![Usage::default(); answers.count()];
-        while let Some((index, parts)) = wire.next(&mut answers).await? {
+        while let Some((index, parts)) = wire.next(&mut answers).await {
             for part in parts {
                 match &part {
                     // Further answers to a prompt wait for the first to read it.
@@ -139,24 +136,24 @@ fn stream(
                         if shows_progress && index % group == 0 =>
                     {
                         let progress = json!({"done": done, "total": total, "cached": cached});
-                        wire.event("prefill_progress", &progress).await?;
+                        wire.event("prefill_progress", &progress);
                     }
                     Part::Failed(error) => {
-                        wire.json(&ErrorShape::OpenAi.body(error)).await?;
-                        return wire.done().await;
+                        wire.json(&ErrorShape::OpenAi.body(error));
+                        return wire.done();
                     }
                     Part::Finished(ending) => usages[index] = ending.usage.clone(),
                     _ => {}
                 }
                 if let Some(choice) = choice_of(index, &part) {
-                    wire.text(&streaming.chunk(&head, &choice)).await?;
+                    wire.text(&streaming.chunk(&head, &choice));
                 }
             }
         }
         if let Some(last) = streaming.last(&head, &total(&usages, group)) {
-            wire.json(&last).await?;
+            wire.json(&last);
         }
-        wire.done().await
+        wire.done();
     })
 }
 

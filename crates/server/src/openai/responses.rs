@@ -52,33 +52,29 @@ fn stream(
     mut reply: Reply,
     mut answers: Answers,
 ) -> Response {
-    let keep_alive = KeepAlive {
-        every: shared.options.keep_alive,
-        frame: Some(": keep-alive\n\n"),
-        unread: shared.options.unread,
-    };
+    let keep_alive =
+        KeepAlive { every: shared.options.keep_alive, frame: Some(": keep-alive\n\n") };
     wire::stream(Framing::Events, keep_alive, move |mut wire| async move {
         for (name, data) in reply.begin() {
-            wire.event(name, &data).await?;
+            wire.event(name, &data);
         }
-        while let Some((_, parts)) = wire.next(&mut answers).await? {
+        while let Some((_, parts)) = wire.next(&mut answers).await {
             for part in parts {
                 if let Part::Prefill { done, total, cached } = part
                     && shows_progress
                 {
                     let progress = json!({"done": done, "total": total, "cached": cached});
-                    wire.event("prefill_progress", &progress).await?;
+                    wire.event("prefill_progress", &progress);
                 }
                 let part = match part {
                     Part::Failed(error) => Part::Failed(in_own_words(error)),
                     part => part,
                 };
                 for (name, data) in reply.take(part) {
-                    wire.event(name, &data).await?;
+                    wire.event(name, &data);
                 }
             }
         }
-        Ok(())
     })
 }
 
