@@ -131,6 +131,7 @@ impl Wire {
 
     fn write(&mut self, parts: &[&str]) {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.reserve(parts.iter().map(|part| part.len()).sum());
         parts.iter().for_each(|part| written.push_str(part));
         self.last = Instant::now();
     }
