@@ -57,10 +57,8 @@ pub(crate) fn stream<F>(
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let written = Arc::default();
-    let writer = run(Wire::new(Arc::clone(&written), framing, keep_alive));
-    let pages = Written { writer: Some(Box::pin(writer)), written };
-    let mut response = Response::new(Body::from_stream(pages));
+    let body = Written::new(framing, keep_alive, run);
+    let mut response = Response::new(Body::from_stream(body));
     let kind = match framing {
         Framing::Events => "text/event-stream",
         Framing::Lines => "application/x-ndjson",
@@ -144,6 +142,17 @@ struct Written {
     written: Arc<Mutex<String>>,
 }
 
+impl Written {
+    fn new<F>(framing: Framing, keep_alive: KeepAlive, run: impl FnOnce(Wire) -> F) -> Written
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let written = Arc::default();
+        let writer = run(Wire::new(Arc::clone(&written), framing, keep_alive));
+        Written { writer: Some(Box::pin(writer)), written }
+    }
+}
+
 impl tokio_stream::Stream for Written {
     type Item = Result<Bytes, Infallible>;
 
@@ -171,9 +180,7 @@ mod tests {
         F: Future<Output = ()> + Send + 'static,
     {
         let keep_alive = KeepAlive { every: Duration::from_millis(40), frame: Some("alive") };
-        let written = Arc::default();
-        let writer = run(Wire::new(Arc::clone(&written), Framing::Events, keep_alive));
-        Written { writer: Some(Box::pin(writer)), written }
+        Written::new(Framing::Events, keep_alive, run)
     }
 
     async fn all(mut body: Written) -> Vec<Bytes> {
