@@ -9,7 +9,7 @@ one     decode rate of one streaming HTTP client against `millstream bench` on a
         (A B A B …), each in a process of its own. The client's clock runs from the first token to the last
         byte. Tokens are drawn at random on both sides, so that routing does not settle.
 many    tokens/s of the engine with --clients streaming clients and with one, on Pebble, in turns, from
-        the counters of /metrics.
+        the counters of /metrics. Before each, how fast the cores are now: neighbours on a shared machine slow them.
 turns   time to the first token of a chat of about --turn-tokens tokens, and of its second turn, on Pebble.
 
 Speeds are medians over rounds, ratios medians of the rounds' ratios. Writes
@@ -42,6 +42,8 @@ TEXT_TOKENS = 4078
 END_TOKENS = (4080, 4082)
 # What clients are woken for.
 READ_BYTES = 8 << 10
+# Turns of a loop that does nothing.
+LOOPS = 1_000_000
 
 
 class Server:
@@ -174,14 +176,32 @@ def engine_rate(server, clients, seconds):
     return (more - tokens) / (end - begin)
 
 
+def core_speeds():
+    """Turns of a plain loop in a second, on one core after another. Where half of a core is lent to somebody else, a loop has
+    half of its speed while they use it, and no load is seen here."""
+    if not hasattr(os, "sched_setaffinity"):
+        return []
+    ours, speeds = os.sched_getaffinity(0), []
+    for core in sorted(ours):
+        os.sched_setaffinity(0, {core})
+        begin = time.perf_counter()
+        for _ in range(LOOPS):
+            pass
+        speeds.append(LOOPS / (time.perf_counter() - begin))
+    os.sched_setaffinity(0, ours)
+    return speeds
+
+
 def measure_many(options):
     rounds = []
     with Server(options.millstream, "pebble", "--threads", options.threads, "--parallel", options.clients) as server:
         engine_rate(server, options.clients, 2)
         for number in range(options.rounds):
+            speeds = core_speeds()
             one = engine_rate(server, 1, options.seconds)
+            speeds += core_speeds()
             many = engine_rate(server, options.clients, options.seconds)
-            rounds.append({"one_tok_s": one, "many_tok_s": many, "ratio": many / one})
+            rounds.append({"one_tok_s": one, "many_tok_s": many, "ratio": many / one, "core_speeds": speeds})
             print(f"many, round {number + 1}: {many:.0f} : {one:.0f} = {many / one:.2f}", file=sys.stderr, flush=True)
     return rounds
 
@@ -239,13 +259,16 @@ def page(report):
     turns = report["rounds"].get("turns")
     remembered = [f"Turns: a prompt of {median(turns, 'prompt_tokens'):.0f} tokens, of which the second turn remembered "
                   f"{median(turns, 'cached_tokens'):.0f}.", ""] if turns else []
+    speeds = [speed for row in report["rounds"].get("many", []) for speed in row["core_speeds"]]
+    disturbed = [f"A plain loop on a core, before each measurement of clients: {min(speeds) / max(speeds):.0%} to 100 % of its best "
+                 f"speed, {statistics.median(speeds) / max(speeds):.0%} in the median.", ""] if speeds else []
     return "\n".join([
         f"# The server, {report['date']}", "",
         f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
         f"{report['threads']} threads, {report['repeat']} of a kind in a round; load before: {report['load_before']:.2f}. "
         f"millstream {report['millstream']}.", "",
         "| medians over rounds | first | second | ratio | least – most | goal |", "|---|---|---|---|---|---|", *rows, "",
-        *remembered, f"Made by `{report['command']}`.", ""])
+        *remembered, *disturbed, f"Made by `{report['command']}`.", ""])
 
 
 def main():
