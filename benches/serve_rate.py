@@ -9,7 +9,7 @@ one     decode rate of one streaming HTTP client against `millstream bench` on a
         (A B A B …), each in a process of its own. The client's clock runs from the first token to the last
         byte. Tokens are drawn at random on both sides, so that routing does not settle.
 many    tokens/s of the engine with --clients streaming clients and with one, on Pebble, in turns, from
-        the counters of /metrics. Before each, how fast the cores are now: neighbours on a shared machine slow them.
+        the counters of /metrics. Before each, how fast the cores are now: neighbours on a shared machine slow them unseen.
 turns   time to the first token of a chat of about --turn-tokens tokens, and of its second turn, on Pebble.
 
 Speeds are medians over rounds, ratios medians of the rounds' ratios. Writes
@@ -260,8 +260,8 @@ def page(report):
     remembered = [f"Turns: a prompt of {median(turns, 'prompt_tokens'):.0f} tokens, of which the second turn remembered "
                   f"{median(turns, 'cached_tokens'):.0f}.", ""] if turns else []
     speeds = [speed for row in report["rounds"].get("many", []) for speed in row["core_speeds"]]
-    disturbed = [f"A plain loop on a core, before each measurement of clients: {min(speeds) / max(speeds):.0%} to 100 % of its best "
-                 f"speed, {statistics.median(speeds) / max(speeds):.0%} in the median.", ""] if speeds else []
+    disturbed = [f"A plain loop on a core, before each measurement of clients: {100 * min(speeds) / max(speeds):.0f} to 100 % of its "
+                 f"best speed, {100 * statistics.median(speeds) / max(speeds):.0f} in the median.", ""] if speeds else []
     return "\n".join([
         f"# The server, {report['date']}", "",
         f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
