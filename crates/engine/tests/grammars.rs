@@ -169,6 +169,11 @@ fn usual_schemas_are_taken() {
     take(
         json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}, "description": "a string"}),
     );
+    // As generators for TypeScript write it.
+    take(json!({
+        "$ref": "#/definitions/Record%3Cstring%2Cnumber%3E",
+        "definitions": {"Record<string,number>": {"type": "object", "additionalProperties": {"type": "number"}}},
+    }));
     // A tree, and options that a constant tells apart behind references.
     take(json!({
         "$defs": {"tree": {

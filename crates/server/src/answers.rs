@@ -131,6 +131,8 @@ pub(crate) struct Hearing {
     pub(crate) is_first: bool,
     /// Whether it ends with its first call of a tool.
     pub(crate) calls_once: bool,
+    /// The field that its grammar is from, if it has one.
+    pub(crate) grammar_field: Option<String>,
 }
 
 /// One answer.
@@ -138,6 +140,7 @@ struct Voice {
     listener: Listener,
     is_first: bool,
     calls_once: bool,
+    grammar_field: Option<String>,
     /// Nothing more of it is told: it called a tool, and may only once.
     is_told: bool,
     usage: Usage,
@@ -159,12 +162,13 @@ impl Answers {
         place: OwnedSemaphorePermit,
     ) -> Answers {
         let prompt_tokens = hearings.first().map_or(0, |hearing| hearing.prompt_tokens);
-        let voice = |Hearing { listener, prompt_tokens, is_first, calls_once }| Voice {
-            listener,
-            is_first,
-            calls_once,
+        let voice = |hearing: Hearing| Voice {
+            listener: hearing.listener,
+            is_first: hearing.is_first,
+            calls_once: hearing.calls_once,
+            grammar_field: hearing.grammar_field,
             is_told: false,
-            usage: Usage { prompt_tokens, ..Usage::default() },
+            usage: Usage { prompt_tokens: hearing.prompt_tokens, ..Usage::default() },
             has_called: false,
             stop_text: None,
             is_over: false,
@@ -286,7 +290,11 @@ impl Answers {
             Event::Failed { error, .. } => {
                 voice.is_over = true;
                 self.metrics.requests_failed.add(1);
-                parts.push(Part::Failed(error.into()));
+                let error = ApiError::from(error);
+                parts.push(Part::Failed(match &voice.grammar_field {
+                    Some(field) => error.renamed("response_format", field),
+                    None => error,
+                }));
             }
         }
     }

@@ -109,7 +109,7 @@ fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
         }
     };
     let first = listener();
-    let constraint = constraint(model, ask, &prompt, &first)?;
+    let (field, constraint) = constraint(model, ask, &prompt, &first)?.unzip();
     let max_tokens = ask.max_tokens.unwrap_or(usize::MAX);
     let request = |choice: usize| Request {
         prompt: prompt.tokens.clone(),
@@ -126,6 +126,7 @@ fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
         prompt_tokens: prompt.tokens.len(),
         is_first: choice == 0,
         calls_once: !ask.parallel_tool_calls,
+        grammar_field: field.map(str::to_owned),
     };
     let hearings = listeners.enumerate().map(hearing).collect();
     Ok(Prepared { requests, hearings })
@@ -177,13 +178,13 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
     }
 }
 
-/// What the answer must look like: a call of a tool, no call, or what the client says.
-fn constraint(
+/// What the answer must look like: a call of a tool, no call, or what the client says; and the field that says so.
+fn constraint<'a>(
     model: &Model,
-    ask: &Ask,
+    ask: &'a Ask,
     prompt: &Prompt,
     listener: &Listener,
-) -> Result<Option<Constraint>> {
+) -> Result<Option<(&'a str, Constraint)>> {
     // Nobody thinks who was told not to, or in the middle of an answer that has begun.
     let may_think = matches!(ask.input, Input::Chat(_)) && ask.thinking != Some(false);
     let opening = model.dialect.thinking_tokens(&prompt.text).filter(|_| may_think);
@@ -218,10 +219,12 @@ fn constraint(
             };
             (ask.grammar_field.as_str(), compiled.map_or_else(alone, Ok))
         }
-        (Choice::Auto, None) if may_call => return Ok(calls_in_form(model, ask, before)),
+        (Choice::Auto, None) if may_call => {
+            return Ok(calls_in_form(model, ask, before).map(|constraint| ("tools", constraint)));
+        }
         (_, None) => return Ok(None),
     };
-    compiled.map(Some).map_err(|error| match error {
+    compiled.map(|constraint| Some((field, constraint))).map_err(|error| match error {
         GrammarError::Vocabulary { .. } => ApiError::internal(chain(&error)),
         error => ApiError::field(field, chain(&error)),
     })

@@ -15,6 +15,7 @@ mod detokenize;
 mod error;
 mod message;
 mod reasoning;
+pub mod references;
 mod source;
 mod stop;
 mod template;

@@ -491,6 +491,47 @@ fn required_arguments_are_found_behind_references() {
 }
 
 #[test]
+fn references_lead_to_any_part_of_the_schema() {
+    let place = json!({
+        "type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": false,
+    });
+    let to = |reference: &str| {
+        json!({
+            "type": "object",
+            "properties": {"from": {"type": "array", "items": place}, "to": {"$ref": reference}},
+            "required": ["from", "to"],
+            "definitions": {"List<Place>": place, "whole": {"type": "string"}},
+        })
+    };
+    let journey = |to: Value| json!({"from": [{"x": 1}], "to": to});
+    // Values in Gemma's notation and in Python's are held to their form.
+    let has_schema = |format| !has_notation(format);
+    let right = [journey(json!({"x": 2}))];
+    let wrong = [journey(json!({"y": 2})), journey(json!({"x": "a"})), journey(json!([]))];
+    for reference in ["#/properties/from/items", "#/definitions/List%3CPlace%3E"] {
+        check_arguments(|_| true, &to(reference), &right, &[]);
+        check_arguments(has_schema, &to(reference), &[], &wrong);
+    }
+    let tree = json!({
+        "type": "object",
+        "properties": {"below": {"type": "object", "properties": {"below": {"$ref": "#"}}, "additionalProperties": false}},
+        "additionalProperties": false,
+    });
+    let right = [json!({}), json!({"below": {}}), json!({"below": {"below": {"below": {}}}})];
+    check_arguments(|_| true, &tree, &right, &[]);
+    check_arguments(has_schema, &tree, &[], &[json!({"below": {"below": {"above": {}}}})]);
+    for nowhere in ["#/$defs/none", "#anchor", "https://example.com/place.json"] {
+        let schema = json!({
+            "type": "object",
+            "properties": {"x": {"type": "object", "properties": {"y": {"$ref": nowhere}}, "additionalProperties": false}},
+        });
+        let right = [json!({"x": {"y": 5}}), json!({"x": {"y": [6]}})];
+        check_arguments(|_| true, &schema, &right, &[]);
+        check_arguments(has_schema, &schema, &[], &[json!({"x": {"z": 5}})]);
+    }
+}
+
+#[test]
 fn odd_names_are_written_or_refused_by_name() {
     let schema = |name: &str, required: &[&str]| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": required});
     for name in ["Due Date", "a<b", "a\"b", "a>b", "a:b", "größe", "a.b"] {

@@ -305,6 +305,14 @@ def a_choice_of_tools_holds():
             function = next(tool["function"] for tool in TOOLS if tool["function"]["name"] == call.function.name)
             jsonschema.validate(arguments, function["parameters"])
             equal(answer.choices[0].finish_reason, "tool_calls")
+    # As zod writes a schema that is used twice.
+    place = {"type": "object", "properties": {"row": {"type": "integer", "minimum": 0, "maximum": 99}},
+             "required": ["row"], "additionalProperties": False}
+    parameters = {"type": "object", "properties": {"from": place, "to": {"$ref": "#/properties/from"}},
+                  "required": ["from", "to"], "additionalProperties": False}
+    move = {"type": "function", "function": {"name": "move", "parameters": parameters}}
+    answer = ask(COLD, tools=[move], tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+    jsonschema.validate(json.loads(answer.choices[0].message.tool_calls[0].function.arguments), parameters)
     answer = ask("What is the stock price of RMHF?", tools=TOOLS, tool_choice="none")
     equal((answer.choices[0].message.tool_calls, answer.choices[0].finish_reason), (None, "stop"))
     equal(ask(COLD, tools=TOOLS, tool_choice="auto").choices[0].message.content, HOT)

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value};
+use text::references;
 
 use super::{GrammarError, LONGEST_GRAMMAR_BYTES, LONGEST_REGEX_BYTES};
 
@@ -86,6 +87,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let bytes = schema.to_string().len();
     at_most("bytes", bytes, LONGEST_GRAMMAR_BYTES)?;
 
+    let schema = &plainly_referring(schema);
     let mut survey = Survey { root: schema, targets: BTreeMap::new(), exclusive: true };
     let values = survey.visit(schema)?;
     at_most("values", values, MOST_VALUES)?;
@@ -108,6 +110,17 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     };
     writing.apply_to(&mut schema);
     Ok(schema)
+}
+
+/// The schema with every reference that leads somewhere as the path that the library follows.
+fn plainly_referring(schema: &Value) -> Value {
+    let mut plain = schema.clone();
+    references::rewrite(&mut plain, &mut |reference| {
+        let found = references::follow(schema, reference);
+        let path = found.and_then(|(keys, _)| references::path(&keys));
+        Some(path.unwrap_or_else(|| reference.to_owned()))
+    });
+    plain
 }
 
 /// Takes out keywords that the library does not know and that say nothing here: formats of others, and names of

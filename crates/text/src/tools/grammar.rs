@@ -10,7 +10,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::scan::NAME_LIMIT_BYTES;
-use super::schema::Types;
+use super::schema::{DEFINITIONS, Types, settled};
 use super::tagged::enumeration;
 use super::{
     Choice, Tool, ToolFormat, deepseek, gemma4, glm, harmony, hermes, invoke, kimi, llama3,
@@ -130,10 +130,11 @@ impl ToolFormat {
 
     /// The tool with the schema that its grammar is written from.
     fn as_written(self, tool: &Tool) -> Result<Tool> {
+        let settled = |tool: &Tool| Tool { parameters: settled(&tool.parameters), ..tool.clone() };
         match (self.writes_json(), tool.is_strict) {
-            (true, true) => Ok(tool.clone()),
+            (true, true) => Ok(settled(tool)),
             (true, false) => Ok(Tool { parameters: json!({"type": "object"}), ..tool.clone() }),
-            (false, _) => self.plain_tool(tool),
+            (false, _) => self.plain_tool(&settled(tool)),
         }
     }
 
@@ -329,9 +330,9 @@ impl<'a> Lark<'a> {
     /// JSON of one part of a schema.
     pub(super) fn json_part(&mut self, schema: &Value, root: &Value) -> String {
         let mut part = schema.as_object().cloned().unwrap_or_default();
-        for key in ["$defs", "definitions"] {
+        for key in DEFINITIONS {
             if let Some(definitions) = root.get(key) {
-                part.entry(key).or_insert_with(|| definitions.clone());
+                part.insert(key.to_owned(), definitions.clone());
             }
         }
         self.json_value(part)

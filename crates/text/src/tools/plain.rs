@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::scan::NAME_LIMIT_BYTES;
-use super::schema::{Alternatives, Types, members, target};
+use super::schema::{Alternatives, DEFINITIONS, Types, members, target};
 use super::{Tool, ToolFormat};
 use crate::{Error, Result};
 
@@ -103,7 +103,7 @@ fn plain(parameters: &Value) -> Value {
     let mut plain = json!({
         "type": "object", "properties": properties, "required": distinct(required), "additionalProperties": others,
     });
-    for key in ["$defs", "definitions"] {
+    for key in DEFINITIONS {
         if let Some(definitions) = parameters.get(key) {
             plain[key] = definitions.clone();
         }

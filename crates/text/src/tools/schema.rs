@@ -7,12 +7,16 @@
 
 use std::collections::HashSet;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::transcode::{Notation, Token, Transcoder, number, push_string};
+use crate::references;
 
 /// Schemas that references and alternatives may add up to; of more than these nothing is known.
 const MEMBER_LIMIT: usize = 2_000;
+
+/// Where schemas keep parts that references lead to.
+pub(super) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// Types a value may have; none at all means that the schema does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -194,7 +198,36 @@ pub(super) fn members<'a>(
 
 /// Where the reference of a schema leads.
 pub(super) fn target<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
-    root.pointer(schema["$ref"].as_str()?.strip_prefix('#')?)
+    references::follow(root, schema["$ref"].as_str()?).map(|(_, target)| target)
+}
+
+/// A schema whose references lead to definitions, so that its parts can be taken out with these alone. References that
+/// lead nowhere, or to other files, are left out: whatever they mean, a tool can be called without it.
+pub(super) fn settled(schema: &Value) -> Value {
+    let mut name = "whole".to_owned();
+    while DEFINITIONS.iter().any(|key| schema[key].get(&name).is_some()) {
+        name.push('_');
+    }
+    let mut needs_whole = false;
+    let mut settled = schema.clone();
+    references::rewrite(&mut settled, &mut |reference| {
+        let (keys, _) = references::follow(schema, reference)?;
+        if keys.len() > 1 && DEFINITIONS.contains(&keys[0].as_str()) {
+            return references::path(&keys);
+        }
+        needs_whole = true;
+        let way = [DEFINITIONS[0], &name].map(str::to_owned);
+        references::path(&[&way[..], &keys].concat())
+    });
+    if needs_whole && let Value::Object(entries) = &mut settled {
+        let mut whole = entries.clone();
+        DEFINITIONS.iter().for_each(|key| _ = whole.remove(*key));
+        let definitions = entries.entry(DEFINITIONS[0]).or_insert_with(|| Map::new().into());
+        if let Value::Object(definitions) = definitions {
+            definitions.insert(name, whole.into());
+        }
+    }
+    settled
 }
 
 /// The JSON of a value given as text.

@@ -122,3 +122,26 @@ fn schemas_of_tools_are_untrusted_too() {
     }
     served.check_answers();
 }
+
+/// What no compiler notices: an array must have an item, and an item is what an item is.
+#[test]
+fn a_grammar_that_ends_in_nothing_is_refused_by_its_field() {
+    let served = Served::start(&[]);
+    let circle = json!({
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}},
+        "required": ["a"],
+        "$defs": {"a": {"$ref": "#/$defs/a"}},
+    });
+    let mut body = chat_with(
+        "tools",
+        json!([{"type": "function", "function": {"name": "f", "parameters": circle}}]),
+    );
+    body["tool_choice"] = "required".into();
+    body["max_tokens"] = 400.into();
+    refused(&served, CHAT, &body, "tool_choice");
+    body = chat_with("response_format", format(&circle));
+    body["max_tokens"] = 400.into();
+    refused(&served, CHAT, &body, "response_format");
+    served.check_answers();
+}

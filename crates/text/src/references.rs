@@ -1,0 +1,135 @@
+//! References inside a JSON schema: `{"$ref": "#/$defs/place"}`.
+//!
+//! Clients write them as their libraries do: to definitions, to any other part (`#/properties/from`), to the whole
+//! (`#`), with signs escaped (`#/definitions/Record%3Cstring%3E`). Those who compile schemas follow plain paths only,
+//! so this writes what can be written as one.
+
+use serde_json::Value;
+
+/// Keywords whose value is a map of schemas by names that are nobody's keywords.
+const MAPS: [&str; 5] =
+    ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
+/// Keywords whose value is data.
+const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
+
+/// Where a reference leads in `root`: the keys on the way, and what is there. `None` if that is nowhere, or elsewhere.
+pub fn follow<'a>(root: &'a Value, reference: &str) -> Option<(Vec<String>, &'a Value)> {
+    if matches!(reference, "#" | "#/") {
+        return Some((Vec::new(), root));
+    }
+    let mut keys = Vec::new();
+    let mut part = root;
+    for key in reference.strip_prefix("#/")?.split('/') {
+        let key = unescaped(key)?.replace("~1", "/").replace("~0", "~");
+        part = match part {
+            Value::Array(items) => items.get(key.parse::<usize>().ok()?)?,
+            part => part.get(&key)?,
+        };
+        keys.push(key);
+    }
+    Some((keys, part))
+}
+
+/// A reference as a plain path; `None` where a key has a slash in it.
+pub fn path(keys: &[String]) -> Option<String> {
+    let is_plain = keys.iter().all(|key| !key.contains('/'));
+    is_plain.then(|| {
+        std::iter::once("#").chain(keys.iter().map(String::as_str)).collect::<Vec<_>>().join("/")
+    })
+}
+
+/// Writes every reference in a schema anew; what there is no other text for is taken out.
+pub fn rewrite(schema: &mut Value, anew: &mut dyn FnMut(&str) -> Option<String>) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(|item| rewrite(item, anew)),
+        Value::Object(entries) => {
+            if let Some(Value::String(reference)) = entries.get_mut("$ref") {
+                match anew(reference) {
+                    Some(text) => *reference = text,
+                    None => _ = entries.remove("$ref"),
+                }
+            }
+            for (key, value) in entries {
+                match value {
+                    Value::Object(named) if MAPS.contains(&key.as_str()) => {
+                        named.values_mut().for_each(|schema| rewrite(schema, anew));
+                    }
+                    _ if DATA.contains(&key.as_str()) => {}
+                    value => rewrite(value, anew),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Text without `%41`; `None` if that is not UTF-8.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digit = |index: usize| char::from(*after.get(index)?).to_digit(16);
+        let (byte, length) = match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => (u8::try_from(high * 16 + low).ok()?, 3),
+            _ => (first, 1),
+        };
+        bytes.push(byte);
+        rest = &rest[length..];
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[track_caller]
+    fn check(reference: &str, expect: Option<&str>) {
+        let root = json!({
+            "properties": {"from": {"items": [{"const": 1}, {"const": 2}]}},
+            "definitions": {"Record<string>": {}, "a/b": {}, "a~b": {}, "50%": {}, "": {"": {}}},
+        });
+        let found = follow(&root, reference);
+        assert_eq!(found.and_then(|(keys, _)| path(&keys)).as_deref(), expect, "{reference}");
+    }
+
+    #[test]
+    fn references_are_followed_however_they_are_written() {
+        check("#", Some("#"));
+        check("#/", Some("#"));
+        check("#/properties/from", Some("#/properties/from"));
+        check("#/properties/from/items/1", Some("#/properties/from/items/1"));
+        check("#/definitions/Record%3Cstring%3e", Some("#/definitions/Record<string>"));
+        check("#/definitions/Record<string>", Some("#/definitions/Record<string>"));
+        check("#/definitions/a~0b", Some("#/definitions/a~b"));
+        check("#/definitions/50%", Some("#/definitions/50%"));
+        check("#/definitions/50%25", Some("#/definitions/50%"));
+        check("#/definitions/", Some("#/definitions/"));
+        check("#/definitions/a~1b", None);
+        check("#/definitions/%ff", None);
+        check("#/definitions/none", None);
+        check("#/properties/from/items/2", None);
+        check("#/properties/from/items/x", None);
+        check("#from", None);
+        check("https://example.com/schema.json#/definitions/a", None);
+        let root = json!({"definitions": {"a/b": {"const": 3}}});
+        assert_eq!(follow(&root, "#/definitions/a~1b").unwrap().1, &json!({"const": 3}));
+    }
+
+    #[test]
+    fn references_are_rewritten_and_names_and_data_are_not() {
+        let mut schema = json!({
+            "properties": {"$ref": {"$ref": "a"}, "enum": {"$ref": "a"}, "gone": {"$ref": "b", "type": "string"}},
+            "anyOf": [{"items": {"$ref": "a"}}, {"const": {"$ref": "a"}}],
+            "default": {"$ref": "a"},
+        });
+        rewrite(&mut schema, &mut |text| (text == "a").then(|| "A".to_owned()));
+        let expect = json!({
+            "properties": {"$ref": {"$ref": "A"}, "enum": {"$ref": "A"}, "gone": {"type": "string"}},
+            "anyOf": [{"items": {"$ref": "A"}}, {"const": {"$ref": "a"}}],
+            "default": {"$ref": "a"},
+        });
+        assert_eq!(schema, expect);
+    }
+}
