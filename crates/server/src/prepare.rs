@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use engine::{Before, Constraint, Grammar, GrammarError, Listener, Prompt, Request};
 use serde_json::Value;
 use text::ChatRequest;
-use text::tools::{Choice, Frame};
+use text::tools::{Choice, Frame, Tool};
 use tokio::sync::Semaphore;
 
 use crate::answers::{Answers, Hearing};
@@ -22,6 +22,8 @@ use crate::shared::Shared;
 
 /// Requests that are prepared at once: templates and schemas must not take the cores from the model.
 static PREPARING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
+
+type Compiled = std::result::Result<Constraint, GrammarError>;
 
 /// What an ask comes to.
 struct Prepared {
@@ -202,17 +204,20 @@ fn constraint<'a>(
     let may_call = !ask.tools.is_empty() && model.dialect.tools.is_some();
     let (field, compiled) = match (&ask.tool_choice, &ask.grammar) {
         (choice @ (Choice::Required | Choice::Named(_)), _) => {
-            ("tool_choice", compile(&Grammar::Lark(tool_grammar(model, ask, choice)?)))
+            let grammar = |tools: &[Tool]| tool_grammar(model, ask, tools, choice);
+            ("tool_choice", compile_calls(&ask.tools, grammar, compile)?)
         }
-        (Choice::None, None) if may_call => {
-            ("tool_choice", compile(&Grammar::Lark(tool_grammar(model, ask, &Choice::None)?)))
+        (choice @ Choice::None, None) if may_call => {
+            ("tool_choice", compile(&tool_grammar(model, ask, &ask.tools, choice)?))
         }
         (choice, Some(grammar)) => {
-            let either = match choice {
-                Choice::Auto if may_call => call_or_answer(model, ask, grammar),
+            let either = |tools: &[Tool]| call_or_answer(model, ask, tools, grammar).ok_or(());
+            let compiled = match choice {
+                Choice::Auto if may_call => {
+                    compile_calls(&ask.tools, either, compile).ok().and_then(|either| either.ok())
+                }
                 _ => None,
             };
-            let compiled = either.and_then(|either| compile(&either).ok());
             let alone = || match framed(model, ask, grammar) {
                 Some(framed) => compile(&framed),
                 None => compile(grammar),
@@ -230,20 +235,41 @@ fn constraint<'a>(
     })
 }
 
+/// Compiles a grammar of calls. Where the schemas of its tools ask for more than can be followed, it goes without their
+/// regular expressions: arguments that break one are for the tool to refuse.
+fn compile_calls<E>(
+    tools: &[Tool],
+    grammar: impl Fn(&[Tool]) -> std::result::Result<Grammar, E>,
+    compile: impl Fn(&Grammar) -> Compiled,
+) -> std::result::Result<Compiled, E> {
+    match compile(&grammar(tools)?) {
+        Err(error @ (GrammarError::TooComplex { .. } | GrammarError::Unsupported { .. })) => {
+            let easier: Vec<Tool> = tools.iter().map(Tool::without_expressions).collect();
+            if easier == tools {
+                return Ok(Err(error));
+            }
+            tracing::debug!("expressions in the schemas of tools are left out: {}", chain(&error));
+            Ok(compile(&grammar(&easier)?).map_err(|_| error))
+        }
+        compiled => Ok(compiled),
+    }
+}
+
 /// Holds calls that a free answer comes to to their form; `None` where that cannot be done, for nobody asked for it.
 fn calls_in_form(model: &Model, ask: &Ask, before: Before<'_>) -> Option<Constraint> {
     let opener = model.dialect.tools?.opener()?;
     let opener = model.dialect.tokenizer.token_to_id(opener)?;
-    let lark = tool_grammar(model, ask, &Choice::Auto).ok()?;
-    let compiled = model.grammars.compile_from(opener, &Grammar::Lark(lark), before);
+    let grammar = |tools: &[Tool]| tool_grammar(model, ask, tools, &Choice::Auto);
+    let compile = |grammar: &Grammar| model.grammars.compile_from(opener, grammar, before);
+    let compiled = compile_calls(&ask.tools, grammar, compile).ok()?;
     compiled.inspect_err(|error| tracing::debug!("calls are free: {}", chain(error))).ok()
 }
 
 /// Calls of tools, or JSON that follows the client's grammar, as the model likes; `None` if the two do not
 /// go together.
-fn call_or_answer(model: &Model, ask: &Ask, grammar: &Grammar) -> Option<Grammar> {
+fn call_or_answer(model: &Model, ask: &Ask, tools: &[Tool], grammar: &Grammar) -> Option<Grammar> {
     let schema = schema_of(grammar)?;
-    let calls = tool_grammar(model, ask, &Choice::Required).ok()?;
+    let calls = tool_rules(model, ask, tools, &Choice::Required).ok()?;
     let calls = calls.strip_prefix("start: ")?;
     let special = |text: &str| model.dialect.special_token(text);
     let frame = model.dialect.tools.and_then(|format| format.frame(&special));
@@ -273,13 +299,18 @@ fn schema_of(grammar: &Grammar) -> Option<Value> {
     }
 }
 
-/// A grammar that enforces a choice, in Lark.
-fn tool_grammar(model: &Model, ask: &Ask, choice: &Choice) -> Result<String> {
-    if ask.tools.is_empty() {
+/// A grammar that enforces a choice.
+fn tool_grammar(model: &Model, ask: &Ask, tools: &[Tool], choice: &Choice) -> Result<Grammar> {
+    tool_rules(model, ask, tools, choice).map(Grammar::Lark)
+}
+
+/// The same, in Lark.
+fn tool_rules(model: &Model, ask: &Ask, tools: &[Tool], choice: &Choice) -> Result<String> {
+    if tools.is_empty() {
         return Err(ApiError::field("tool_choice", "there are no tools to choose from"));
     }
     if let Choice::Named(name) = choice
-        && !ask.tools.iter().any(|tool| tool.name == *name)
+        && !tools.iter().any(|tool| tool.name == *name)
     {
         return Err(ApiError::field("tool_choice", format!("there is no tool named {name:?}")));
     }
@@ -288,6 +319,6 @@ fn tool_grammar(model: &Model, ask: &Ask, choice: &Choice) -> Result<String> {
         return Err(ApiError::field("tool_choice", message));
     };
     let special = |text: &str| model.dialect.special_token(text);
-    let lark = format.grammar(&ask.tools, choice, ask.parallel_tool_calls, &special);
+    let lark = format.grammar(tools, choice, ask.parallel_tool_calls, &special);
     lark.map_err(|error| ApiError::field("tools", chain(&error)))
 }

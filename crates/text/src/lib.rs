@@ -13,9 +13,9 @@
 mod answer;
 mod detokenize;
 mod error;
+pub mod json_schema;
 mod message;
 mod reasoning;
-pub mod references;
 mod source;
 mod stop;
 mod template;

@@ -31,7 +31,7 @@ mod transcode;
 
 use serde_json::Value;
 
-use crate::{Error, Result};
+use crate::{Error, Result, json_schema};
 pub use grammar::Frame;
 pub use parser::ToolParser;
 
@@ -67,6 +67,13 @@ impl Tool {
         let description = function["description"].as_str().map(str::to_owned);
         let is_strict = function["strict"] == true;
         Ok(Tool { name: name.to_owned(), description, parameters, is_strict })
+    }
+
+    /// The tool without the regular expressions of its schema, which can ask for more than can be followed.
+    pub fn without_expressions(&self) -> Tool {
+        let mut tool = self.clone();
+        json_schema::leave_out(&mut tool.parameters, &["format", "pattern"]);
+        tool
     }
 }
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value};
-use text::references;
+use text::json_schema;
 
 use super::{GrammarError, LONGEST_GRAMMAR_BYTES, LONGEST_REGEX_BYTES};
 
@@ -115,9 +115,9 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
 /// The schema with every reference that leads somewhere as the path that the library follows.
 fn plainly_referring(schema: &Value) -> Value {
     let mut plain = schema.clone();
-    references::rewrite(&mut plain, &mut |reference| {
-        let found = references::follow(schema, reference);
-        let path = found.and_then(|(keys, _)| references::path(&keys));
+    json_schema::rewrite_references(&mut plain, &mut |reference| {
+        let found = json_schema::follow(schema, reference);
+        let path = found.and_then(|(keys, _)| json_schema::path(&keys));
         Some(path.unwrap_or_else(|| reference.to_owned()))
     });
     plain

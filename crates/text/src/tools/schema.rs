@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value};
 
 use super::transcode::{Notation, Token, Transcoder, number, push_string};
-use crate::references;
+use crate::json_schema;
 
 /// Schemas that references and alternatives may add up to; of more than these nothing is known.
 const MEMBER_LIMIT: usize = 2_000;
@@ -198,7 +198,7 @@ pub(super) fn members<'a>(
 
 /// Where the reference of a schema leads.
 pub(super) fn target<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
-    references::follow(root, schema["$ref"].as_str()?).map(|(_, target)| target)
+    json_schema::follow(root, schema["$ref"].as_str()?).map(|(_, target)| target)
 }
 
 /// A schema whose references lead to definitions, so that its parts can be taken out with these alone. References that
@@ -210,14 +210,14 @@ pub(super) fn settled(schema: &Value) -> Value {
     }
     let mut needs_whole = false;
     let mut settled = schema.clone();
-    references::rewrite(&mut settled, &mut |reference| {
-        let (keys, _) = references::follow(schema, reference)?;
+    json_schema::rewrite_references(&mut settled, &mut |reference| {
+        let (keys, _) = json_schema::follow(schema, reference)?;
         if keys.len() > 1 && DEFINITIONS.contains(&keys[0].as_str()) {
-            return references::path(&keys);
+            return json_schema::path(&keys);
         }
         needs_whole = true;
         let way = [DEFINITIONS[0], &name].map(str::to_owned);
-        references::path(&[&way[..], &keys].concat())
+        json_schema::path(&[&way[..], &keys].concat())
     });
     if needs_whole && let Value::Object(entries) = &mut settled {
         let mut whole = entries.clone();

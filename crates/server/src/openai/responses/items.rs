@@ -2,14 +2,14 @@
 
 use serde_json::{Map, Value};
 
-use super::offers::{ADDITIONAL_TOOLS, required, seen_as};
+use super::offers::{OFFERING, required, seen_as};
 use super::reply::THINKING;
 use crate::conversation::Conversation;
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::messages::{called_function, returned_part, text_part};
 
 /// What OpenAI's own tools left in a conversation that was begun there. Nobody here can go on with it.
-const FOREIGN: [&str; 15] = [
+const FOREIGN: [&str; 21] = [
     "apply_patch_call",
     "apply_patch_call_output",
     "code_interpreter_call",
@@ -19,13 +19,22 @@ const FOREIGN: [&str; 15] = [
     "image_generation_call",
     "local_shell_call",
     "local_shell_call_output",
+    "mcp_approval_request",
+    "mcp_approval_response",
     "mcp_call",
     "mcp_list_tools",
+    "multi_agent_call",
+    "multi_agent_call_output",
+    "program",
+    "program_output",
     "shell_call",
     "shell_call_output",
     "tool_search_call",
     "web_search_call",
 ];
+
+/// An item that changes settings from there on.
+pub(super) const CONFIGURATION_UPDATE: &str = "configuration_update";
 
 /// The conversation of a request.
 pub(crate) fn read(fields: &Fields<'_>) -> Result<Conversation> {
@@ -72,15 +81,27 @@ fn read_item(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
         "function_call_output" | "custom_tool_call_output" => {
             let output = item.required("output")?;
             let text = texts(output, &item.path("output"), returned_part)?.join("\n\n");
-            conversation.returned(required(item, "call_id")?, text);
+            let id = match (item.string("call_id")?, item.string("name")?) {
+                // Nobody called: the client itself says what a tool would. Templates want a call before a result.
+                (None, Some(name)) => {
+                    let id = item.string("id")?.unwrap_or(name);
+                    let name = seen_as(item.string("namespace")?, name);
+                    conversation.called(id, &name, Map::new());
+                    id
+                }
+                _ => required(item, "call_id")?,
+            };
+            conversation.returned(id, text);
         }
+        "agent_message" => read_agent_message(item, conversation)?,
         "reasoning" => {
             if let Some(text) = thinking(item)? {
                 conversation.thought(&text);
             }
         }
-        // Read with the other tools.
-        ADDITIONAL_TOOLS => {}
+        // Read with the other tools, and with the other settings.
+        kind if OFFERING.contains(&kind) => {}
+        CONFIGURATION_UPDATE => {}
         kind if FOREIGN.contains(&kind) => {}
         "item_reference" => {
             let message = "this server keeps no items: send the item itself";
@@ -106,6 +127,18 @@ fn read_message(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()
     };
     for text in texts(item.required("content")?, &item.path("content"), text_part)? {
         say(conversation, &text);
+    }
+    Ok(())
+}
+
+/// What another agent of the client's has to say. What only OpenAI can read of it is left out.
+fn read_agent_message(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
+    let author = required(item, "author")?;
+    let parts = item.array("content")?.unwrap_or_default();
+    let parts = parts.iter().filter(|part| part["type"] != "encrypted_content").cloned().collect();
+    let texts = texts(&Value::Array(parts), &item.path("content"), returned_part)?;
+    if !texts.is_empty() {
+        conversation.asked(&format!("Message from {author}:\n{}", texts.join("\n\n")));
     }
     Ok(())
 }

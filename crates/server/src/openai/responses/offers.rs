@@ -13,12 +13,20 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::tools::allow_only;
 
-/// An item of a conversation that offers tools.
-pub(super) const ADDITIONAL_TOOLS: &str = "additional_tools";
+/// Items of a conversation that offer tools.
+pub(super) const OFFERING: [&str; 2] = ["additional_tools", "tool_search_output"];
 
 /// All tools, by the names the model sees.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Offers(BTreeMap<String, Offer>);
+
+/// Where tools stand in a request.
+#[derive(Clone, Copy, Debug)]
+struct Place<'a> {
+    namespace: Option<&'a str>,
+    /// Among the items of a conversation, which may offer a tool again.
+    is_item: bool,
+}
 
 /// A tool as the client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,11 +41,12 @@ impl Offers {
     /// Reads `tools`, those among the items of `input`, and `tool_choice`.
     pub(crate) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<Offers> {
         let mut offers = Offers::default();
-        offers.read_tools(fields, None, ask)?;
+        offers.read_tools(fields, Place { namespace: None, is_item: false }, ask)?;
         let items = fields.get("input").and_then(Value::as_array);
         for (index, item) in items.into_iter().flatten().enumerate() {
-            if item["type"] == ADDITIONAL_TOOLS {
-                offers.read_tools(&Fields::of(item, format!("input[{index}]"))?, None, ask)?;
+            if item["type"].as_str().is_some_and(|kind| OFFERING.contains(&kind)) {
+                let item = Fields::of(item, format!("input[{index}]"))?;
+                offers.read_tools(&item, Place { namespace: None, is_item: true }, ask)?;
             }
         }
         offers.read_choice(fields, ask)?;
@@ -51,26 +60,21 @@ impl Offers {
         self.0.get(seen).cloned().unwrap_or_else(unknown)
     }
 
-    fn read_tools(
-        &mut self,
-        fields: &Fields<'_>,
-        namespace: Option<&str>,
-        ask: &mut Ask,
-    ) -> Result<()> {
+    fn read_tools(&mut self, fields: &Fields<'_>, place: Place<'_>, ask: &mut Ask) -> Result<()> {
         for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
             let tool = Fields::of(tool, fields.path(&format!("tools[{index}]")))?;
             match required(&tool, "type")? {
                 "function" => {
                     let parameters = tool.map("parameters")?.cloned().unwrap_or_default();
-                    self.add(&tool, namespace, None, parameters.into(), ask)?;
+                    self.add(&tool, place, None, parameters.into(), ask)?;
                 }
                 "custom" => {
                     let description = custom_description(&tool)?;
-                    self.add(&tool, namespace, Some(description), custom_parameters(), ask)?;
+                    self.add(&tool, place, Some(description), custom_parameters(), ask)?;
                 }
-                "namespace" if namespace.is_none() => {
-                    let name = required(&tool, "name")?;
-                    self.read_tools(&tool, Some(name), ask)?;
+                "namespace" if place.namespace.is_none() => {
+                    let namespace = Some(required(&tool, "name")?);
+                    self.read_tools(&tool, Place { namespace, ..place }, ask)?;
                 }
                 // Run by OpenAI or not at all: web_search, local_shell, image_generation and more.
                 _ => {}
@@ -83,16 +87,19 @@ impl Offers {
     fn add(
         &mut self,
         tool: &Fields<'_>,
-        namespace: Option<&str>,
+        place: Place<'_>,
         custom: Option<String>,
         parameters: Value,
         ask: &mut Ask,
     ) -> Result<()> {
         let name = required(tool, "name")?;
-        let seen = seen_as(namespace, name);
+        let seen = seen_as(place.namespace, name);
+        if place.is_item && self.0.contains_key(&seen) {
+            return Ok(());
+        }
         let offer = Offer {
             name: name.to_owned(),
-            namespace: namespace.map(str::to_owned),
+            namespace: place.namespace.map(str::to_owned),
             is_custom: custom.is_some(),
         };
         let is_strict = custom.is_some() || tool.bool("strict")?.unwrap_or(false);

@@ -55,13 +55,13 @@ pub(crate) fn read(body: &Value) -> Result<Asked> {
     }
     ask.sampling = Wishes::read(&fields)?;
     let offers = Offers::read(&fields, &mut ask)?;
-    if let Some(text) = fields.fields("text")?
-        && let Some(format) = text.fields("format")?
-    {
-        ask.grammar = response_format(&format)?;
-        ask.grammar_field = text.path("format");
+    read_settings(&fields, &mut ask)?;
+    let items = fields.get("input").and_then(Value::as_array);
+    for (index, item) in items.into_iter().flatten().enumerate() {
+        if item["type"] == items::CONFIGURATION_UPDATE {
+            read_settings(&Fields::of(item, format!("input[{index}]"))?, &mut ask)?;
+        }
     }
-    read_effort(&fields, &mut ask)?;
     let extras = read_extras(&fields, &mut ask)?;
     let streams = fields.bool("stream")?.unwrap_or(false);
     fields.string("user")?;
@@ -88,12 +88,26 @@ fn refuse_what_needs_memory(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What the answer must look like, and how much to think. What is said later holds.
+fn read_settings(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    if let Some(text) = fields.fields("text")?
+        && let Some(format) = text.fields("format")?
+    {
+        ask.grammar = response_format(&format)?;
+        ask.grammar_field = text.path("format");
+    }
+    read_effort(fields, ask)
+}
+
 /// Whether and how much to think.
 fn read_effort(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
     let Some(reasoning) = fields.fields("reasoning")? else { return Ok(()) };
     match reasoning.string("effort")? {
         None => {}
-        Some("none" | "minimal") => ask.thinking = Some(false),
+        Some("none" | "minimal") => {
+            ask.thinking = Some(false);
+            ask.template_variables.remove("reasoning_effort");
+        }
         Some(effort @ ("low" | "medium" | "high" | "xhigh" | "max")) => {
             ask.thinking = Some(true);
             ask.template_variables.insert("reasoning_effort".to_owned(), effort.into());

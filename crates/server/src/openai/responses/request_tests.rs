@@ -79,6 +79,62 @@ fn what_the_assistant_did_is_one_message() {
     );
 }
 
+/// As Codex sets a goal, and as its agents talk.
+#[test]
+fn what_nobody_called_for_is_a_result_too() {
+    let text = |text: &str| json!({"type": "input_text", "text": text});
+    check(
+        json!({"input": [
+            {"role": "user", "content": "q"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "one"},
+            {"type": "function_call_output", "id": "fco_2", "name": "goal", "namespace": "agent", "output": "two"},
+            {"type": "agent_message", "author": "helper", "recipient": "main", "content": [
+                text("three"), {"type": "encrypted_content", "encrypted_content": "gAAAA"}, text("four")]},
+            {"type": "agent_message", "author": "helper", "recipient": "main",
+             "content": [{"type": "encrypted_content", "encrypted_content": "gAAAA"}]},
+        ]}),
+        &json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "one", "name": "f"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "fco_2", "type": "function", "function": {"name": "agent__goal", "arguments": {}}}]},
+            {"role": "tool", "tool_call_id": "fco_2", "content": "two", "name": "agent__goal"},
+            {"role": "user", "content": "Message from helper:\nthree\n\nfour"},
+        ]),
+    );
+}
+
+#[test]
+fn settings_change_on_the_way() {
+    let schema = |kind: &str| json!({"format": {"type": "json_schema", "name": "x", "schema": {"type": kind}}});
+    let update = |more: Value| {
+        let mut item = json!({"type": "configuration_update"});
+        item.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        item
+    };
+    let q = json!({"role": "user", "content": "q"});
+    let ask = |updates: &[Value]| {
+        let mut input = vec![q.clone()];
+        input.extend(updates.iter().cloned());
+        asked(json!({"input": input, "reasoning": {"effort": "low"}, "text": schema("string")})).ask
+    };
+    let [high, none] =
+        ["high", "none"].map(|effort| update(json!({"reasoning": {"effort": effort}})));
+    let plain = ask(&[]);
+    assert_eq!(plain.template_variables["reasoning_effort"], "low");
+    assert_eq!(ask(std::slice::from_ref(&high)).template_variables["reasoning_effort"], "high");
+    let last = ask(&[high.clone(), none.clone()]);
+    assert_eq!((last.thinking, last.template_variables.len()), (Some(false), 0));
+    assert_eq!(ask(&[none, high]).thinking, Some(true));
+    assert_eq!(ask(&[update(json!({"text": {"format": {"type": "text"}}}))]).grammar, None);
+    let array = ask(&[update(json!({"text": schema("array")}))]);
+    assert_eq!(array.grammar, Some(Grammar::JsonSchema(json!({"type": "array"}))));
+    assert_eq!(array.grammar_field, "input[1].text.format");
+}
+
 #[test]
 fn thinking_comes_back_by_one_of_three_ways() {
     #[track_caller]
@@ -135,16 +191,20 @@ fn tools_are_functions_to_the_model() {
 #[test]
 fn tools_may_stand_among_the_items() {
     let custom = json!({"type": "custom", "name": "exec", "description": "runs"});
-    let asked =
-        asked(json!({"tools": [{"type": "function", "name": "f", "strict": true}], "input": [
+    let asked = asked(
+        json!({"tools": [{"type": "function", "name": "f", "strict": true}], "input": [
             {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": [
                 {"type": "namespace", "name": "functions", "tools": [custom]},
                 {"type": "function", "name": "g"}]},
             {"role": "user", "content": "q"},
-        ]}));
+            {"type": "tool_search_call", "execution": "client", "call_id": "c", "arguments": {"query": "g"}},
+            {"type": "tool_search_output", "execution": "client", "call_id": "c", "status": "completed", "tools": [
+                {"type": "function", "name": "g"}, {"type": "function", "name": "h"}]},
+        ]}),
+    );
     let tools: Vec<(&str, bool)> =
         asked.ask.tools.iter().map(|tool| (tool.name.as_str(), tool.is_strict)).collect();
-    assert_eq!(tools, [("f", true), ("functions__exec", true), ("g", false)]);
+    assert_eq!(tools, [("f", true), ("functions__exec", true), ("g", false), ("h", false)]);
     let Input::Chat(messages) = asked.ask.input else { panic!("no chat") };
     assert_eq!(messages, [json!({"role": "user", "content": "q"})]);
 }

@@ -1,10 +1,9 @@
-//! References inside a JSON schema: `{"$ref": "#/$defs/place"}`.
+//! JSON schemas of clients, made easier for those who compile them.
 //!
-//! Clients write them as their libraries do: to definitions, to any other part (`#/properties/from`), to the whole
-//! (`#`), with signs escaped (`#/definitions/Record%3Cstring%3E`). Those who compile schemas follow plain paths only,
-//! so this writes what can be written as one.
+//! References come as clients' libraries write them: to definitions, to any other part (`#/properties/from`), to the
+//! whole (`#`), with signs escaped (`#/definitions/Record%3Cstring%3E`). Compilers follow plain paths only.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Keywords whose value is a map of schemas by names that are nobody's keywords.
 const MAPS: [&str; 5] =
@@ -39,23 +38,35 @@ pub fn path(keys: &[String]) -> Option<String> {
 }
 
 /// Writes every reference in a schema anew; what there is no other text for is taken out.
-pub fn rewrite(schema: &mut Value, anew: &mut dyn FnMut(&str) -> Option<String>) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(|item| rewrite(item, anew)),
-        Value::Object(entries) => {
-            if let Some(Value::String(reference)) = entries.get_mut("$ref") {
-                match anew(reference) {
-                    Some(text) => *reference = text,
-                    None => _ = entries.remove("$ref"),
-                }
+pub fn rewrite_references(schema: &mut Value, anew: &mut dyn FnMut(&str) -> Option<String>) {
+    visit(schema, &mut |entries| {
+        if let Some(Value::String(reference)) = entries.get_mut("$ref") {
+            match anew(reference) {
+                Some(text) => *reference = text,
+                None => _ = entries.remove("$ref"),
             }
+        }
+    });
+}
+
+/// Takes keywords out of a schema, wherever they stand.
+pub fn leave_out(schema: &mut Value, keywords: &[&str]) {
+    visit(schema, &mut |entries| entries.retain(|key, _| !keywords.contains(&key.as_str())));
+}
+
+/// Shows every schema in a schema, itself first.
+fn visit(schema: &mut Value, see: &mut dyn FnMut(&mut Map<String, Value>)) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(|schema| visit(schema, see)),
+        Value::Object(entries) => {
+            see(entries);
             for (key, value) in entries {
                 match value {
                     Value::Object(named) if MAPS.contains(&key.as_str()) => {
-                        named.values_mut().for_each(|schema| rewrite(schema, anew));
+                        named.values_mut().for_each(|schema| visit(schema, see));
                     }
                     _ if DATA.contains(&key.as_str()) => {}
-                    value => rewrite(value, anew),
+                    value => visit(value, see),
                 }
             }
         }
@@ -124,11 +135,24 @@ mod tests {
             "anyOf": [{"items": {"$ref": "a"}}, {"const": {"$ref": "a"}}],
             "default": {"$ref": "a"},
         });
-        rewrite(&mut schema, &mut |text| (text == "a").then(|| "A".to_owned()));
+        rewrite_references(&mut schema, &mut |text| (text == "a").then(|| "A".to_owned()));
         let expect = json!({
             "properties": {"$ref": {"$ref": "A"}, "enum": {"$ref": "A"}, "gone": {"type": "string"}},
             "anyOf": [{"items": {"$ref": "A"}}, {"const": {"$ref": "a"}}],
             "default": {"$ref": "a"},
+        });
+        assert_eq!(schema, expect);
+    }
+
+    #[test]
+    fn keywords_are_left_out_and_names_and_data_are_not() {
+        let mut schema = json!({
+            "pattern": "a", "properties": {"pattern": {"pattern": "a", "type": "string"}},
+            "items": [{"anyOf": [{"pattern": "a"}]}], "const": {"pattern": "a"},
+        });
+        leave_out(&mut schema, &["pattern"]);
+        let expect = json!({
+            "properties": {"pattern": {"type": "string"}}, "items": [{"anyOf": [{}]}], "const": {"pattern": "a"},
         });
         assert_eq!(schema, expect);
     }
