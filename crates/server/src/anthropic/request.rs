@@ -1,6 +1,6 @@
 //! What an Anthropic client asks for.
 //!
-//! What the server cannot do (images, tools that Anthropic itself runs) is refused by name; what makes no
+//! What the server cannot do (images, tools that Anthropic itself runs) is refused by name, unless it is past; what makes no
 //! difference to an answer (`cache_control`, `metadata`, betas) is ignored, for Claude Code sends all of it.
 //! An image or a document that a tool returned is left out and said to be: it comes again with every later request.
 
@@ -18,6 +18,24 @@ use crate::fields::{Fields, Result, wrong};
 /// A line that Claude Code puts into its system prompt for Anthropic's accounts. It changes with every request,
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
+
+/// What tools of Anthropic's own left in a conversation that was begun there. Nobody here can go on with it, and refused,
+/// it would lock the conversation.
+const FOREIGN: [&str; 13] = [
+    "advisor_tool_result",
+    "bash_code_execution_tool_result",
+    "code_execution_tool_result",
+    "container_upload",
+    "fallback",
+    "mcp_tool_listing",
+    "mcp_tool_result",
+    "mcp_tool_use",
+    "server_tool_use",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "web_fetch_tool_result",
+    "web_search_tool_result",
+];
 
 /// Why a conversation is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +119,13 @@ fn read_begun(conversation: &Conversation) -> Result<Option<String>> {
 fn read_message(message: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
     message.required("role")?;
     let role = message.string("role")?.unwrap_or_default();
+    // Instructions may consist of settings alone.
+    if role == "system"
+        && message.get("content").is_none()
+        && message.get("output_config").is_some()
+    {
+        return Ok(());
+    }
     let content = message.required("content")?;
     let path = message.path("content");
     match role {
@@ -146,6 +171,7 @@ fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result
             Some(text) => conversation.asked(&text),
             None => return Err(block.refused("in a message by the user")),
         },
+        "search_result" => conversation.asked(&block.search_result()?),
         "tool_result" => {
             let id = block.text("tool_use_id")?;
             let mut texts = Vec::new();
@@ -159,6 +185,7 @@ fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result
             }
             conversation.returned(id, text);
         }
+        kind if FOREIGN.contains(&kind) => {}
         _ => return Err(block.refused("in a message by the user")),
     }
     Ok(())
@@ -170,11 +197,14 @@ fn read_assistant_block(block: &Block<'_>, conversation: &mut Conversation) -> R
         "thinking" => conversation.thought(block.text("thinking")?),
         // Encrypted for Anthropic's own models.
         "redacted_thinking" => {}
+        // A summary of what came before; none if that failed.
+        "compaction" => conversation.said(block.fields.string("content")?.unwrap_or_default()),
         "tool_use" => {
             block.fields.required("input")?;
             let input = block.fields.map("input")?.cloned().unwrap_or_default();
             conversation.called(block.text("id")?, block.text("name")?, input);
         }
+        kind if FOREIGN.contains(&kind) => {}
         _ => return Err(block.refused("in a message by the assistant")),
     }
     Ok(())
@@ -231,8 +261,22 @@ impl<'a> Block<'a> {
         match self.kind {
             "image" => Ok(IMAGE_LEFT_OUT.into()),
             "document" => Ok(self.document().unwrap_or(DOCUMENT_LEFT_OUT.into())),
+            "search_result" => self.search_result().map(Cow::Owned),
+            // Every tool of a request is offered from the start.
+            "tool_reference" => {
+                Ok(format!("The tool {} is there.", self.text("tool_name")?).into())
+            }
             _ => self.only_text(),
         }
+    }
+
+    /// Something found, with where it is from.
+    fn search_result(&self) -> Result<String> {
+        let mut texts = vec![format!("{}\n{}", self.text("title")?, self.text("source")?)];
+        let content = self.fields.required("content")?;
+        let take = |text: &str| texts.push(text.to_owned());
+        read_texts(content, &self.fields.path("content"), Block::only_text, take)?;
+        Ok(texts.join("\n\n"))
     }
 
     /// The words of a document, if it is nothing but words.

@@ -154,6 +154,34 @@ fn an_image_that_a_tool_returned_is_left_out_and_any_other_refused_with_the_reas
 }
 
 #[test]
+fn a_conversation_that_was_begun_elsewhere_goes_on() {
+    let found = json!({"type": "search_result", "title": "Title", "source": "example.com",
+        "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]});
+    let call = json!({"type": "tool_use", "id": "1", "name": "find", "input": {}});
+    let sent = json!([
+        {"role": "user", "content": [found, {"type": "text", "text": "q"}, {"type": "container_upload", "file_id": "f"}]},
+        {"role": "assistant", "content": [
+            {"type": "compaction", "content": "So far."},
+            {"type": "compaction", "content": null},
+            {"type": "server_tool_use", "id": "2", "name": "web_search", "input": {"query": "q"}},
+            {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"type": "web_search_result"}]},
+            call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [
+            {"type": "tool_reference", "tool_name": "mcp__a__b"}, found]}]},
+        {"role": "system", "output_config": {"effort": "low"}},
+    ]);
+    let found = "Title\nexample.com\n\none\n\ntwo";
+    let expect = json!([
+        {"role": "user", "content": format!("{found}\n\nq")},
+        {"role": "assistant", "content": "So far.", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "find", "arguments": {}}}]},
+        {"role": "tool", "tool_call_id": "1", "name": "find",
+         "content": format!("The tool mcp__a__b is there.\n\n{found}")},
+    ]);
+    assert_eq!(messages(&asked(&with(json!({"messages": sent})))), expect);
+}
+
+#[test]
 fn what_claude_code_sends_is_taken() {
     let cached = json!({"type": "ephemeral", "ttl": "1h"});
     let body = with(json!({
@@ -283,7 +311,10 @@ fn what_is_wrong_is_named() {
     check(result(json!({"is_error": "no"})), "messages[0].content[0].is_error");
     let assistant = |block: Value| json!({"messages": [{"role": "assistant", "content": [block]}]});
     check(assistant(json!({"type": "tool_result"})), "messages[0].content[0].type");
-    check(assistant(json!({"type": "server_tool_use"})), "messages[0].content[0].type");
+    check(assistant(json!({"type": "server_tool"})), "messages[0].content[0].type");
+    check(assistant(json!({"type": "compaction", "content": 1})), "messages[0].content[0].content");
+    check(user(json!({"type": "search_result", "source": "s"})), "messages[0].content[0].title");
+    check(json!({"messages": [{"role": "system"}]}), "messages[0].content");
     check(
         assistant(json!({"type": "tool_use", "id": "1", "name": "f"})),
         "messages[0].content[0].input",
