@@ -32,8 +32,8 @@ const ENVIRONMENTS: [Packages; 3] = [
         variable: "MILLSTREAM_TEST_CLIENTS",
         folder: "xtask-clients",
         requirements: &[
-            "openai==3.49.0",
-            "anthropic==2.8.0",
+            "openai==3.51.0",
+            "anthropic==2.9.0",
             "ollama==0.6.3",
             "httpx==0.28.1",
             "jsonschema==4.26.0",
