@@ -10,7 +10,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::scan::NAME_LIMIT_BYTES;
-use super::schema::{DEFINITIONS, Types, settled};
+use super::schema::{Types, definitions_of, settled};
 use super::tagged::enumeration;
 use super::{
     Choice, Tool, ToolFormat, deepseek, gemma4, glm, harmony, hermes, invoke, kimi, llama3,
@@ -330,11 +330,7 @@ impl<'a> Lark<'a> {
     /// JSON of one part of a schema.
     pub(super) fn json_part(&mut self, schema: &Value, root: &Value) -> String {
         let mut part = schema.as_object().cloned().unwrap_or_default();
-        for key in DEFINITIONS {
-            if let Some(definitions) = root.get(key) {
-                part.insert(key.to_owned(), definitions.clone());
-            }
-        }
+        part.extend(definitions_of(schema, root));
         self.json_value(part)
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::transcode::{Notation, Token, Transcoder, number, push_string};
 use crate::json_schema;
@@ -222,12 +222,32 @@ pub(super) fn settled(schema: &Value) -> Value {
     if needs_whole && let Value::Object(entries) = &mut settled {
         let mut whole = entries.clone();
         DEFINITIONS.iter().for_each(|key| _ = whole.remove(*key));
-        let definitions = entries.entry(DEFINITIONS[0]).or_insert_with(|| Map::new().into());
+        let definitions = entries.entry(DEFINITIONS[0]).or_insert_with(|| json!({}));
         if let Value::Object(definitions) = definitions {
             definitions.insert(name, whole.into());
         }
     }
     settled
+}
+
+/// The definitions of a settled schema that references in a part of it lead to.
+pub(super) fn definitions_of(part: &Value, root: &Value) -> Map<String, Value> {
+    let mut reached = Map::new();
+    let mut open = vec![part.clone()];
+    while let Some(mut part) = open.pop() {
+        json_schema::rewrite_references(&mut part, &mut |reference| {
+            let (keys, _) = json_schema::follow(root, reference)?;
+            let [key, name, ..] = &keys[..] else { return None };
+            let definitions = reached.entry(key).or_insert_with(|| json!({}));
+            if definitions.get(name).is_none() {
+                let definition = &root[key][name];
+                definitions[name] = definition.clone();
+                open.push(definition.clone());
+            }
+            None
+        });
+    }
+    reached
 }
 
 /// The JSON of a value given as text.
@@ -282,7 +302,6 @@ pub(super) fn convert(text: &str, types: Types) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[track_caller]
     fn check(schema: &Value, cases: &[(&str, &str)]) {
@@ -337,6 +356,27 @@ mod tests {
             &json!({}),
             &[("5", "5"), ("{\"a\": [1]}", "{\"a\":[1]}"), ("a b", "\"a b\""), ("true", "true")],
         );
+    }
+
+    #[test]
+    fn a_part_takes_along_what_it_leads_to() {
+        let leads = |name: &str| json!({"items": {"$ref": format!("#/$defs/{name}")}});
+        let root = settled(&json!({
+            "properties": {"a": leads("one"), "b": {"$ref": "#/properties/a"}, "c": {"type": "string"}},
+            "$defs": {"one": leads("two"), "two": leads("one"), "three": {}, "whole": {}},
+        }));
+        #[track_caller]
+        fn check(root: &Value, name: &str, expect: &[&str]) {
+            let reached = definitions_of(&root["properties"][name], root);
+            let reached = reached.get("$defs").and_then(Value::as_object);
+            let names: Vec<&str> =
+                reached.into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(names, expect, "{name}");
+        }
+        check(&root, "a", &["one", "two"]);
+        check(&root, "b", &["whole_", "one", "two"]);
+        check(&root, "c", &[]);
+        assert_eq!(root["properties"]["b"]["$ref"], "#/$defs/whole_/properties/a");
     }
 
     #[test]
