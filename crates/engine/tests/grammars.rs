@@ -77,6 +77,7 @@ fn bad_schemas_are_refused() {
     check(json!({"$ref": "https://example.com/schema.json"}), "unsupported", "$ref");
     check(json!({"$ref": "file:///etc/passwd"}), "unsupported", "$ref");
     check(json!({"$ref": "#/$defs/none"}), "invalid", "leads nowhere");
+    check(json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {}}}), "unsupported", "a~1b");
     // Keywords.
     check(json!({"type": "array", "uniqueItems": true}), "unsupported", "uniqueItems");
     check(json!({"not": {"type": "string"}}), "unsupported", "not");
@@ -173,6 +174,10 @@ fn usual_schemas_are_taken() {
     take(json!({
         "$ref": "#/definitions/Record%3Cstring%2Cnumber%3E",
         "definitions": {"Record<string,number>": {"type": "object", "additionalProperties": {"type": "number"}}},
+    }));
+    // Data that looks like a reference.
+    take(json!({
+        "type": "object", "default": {"$ref": "#/none"}, "properties": {"default": {"const": {"$ref": "#/none"}}},
     }));
     // A tree, and options that a constant tells apart behind references.
     take(json!({

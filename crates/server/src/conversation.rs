@@ -106,6 +106,12 @@ impl Conversation {
         self.turns.push(Turn::Tool { id: id.to_owned(), name, text });
     }
 
+    /// All that was said so far comes to this.
+    pub(crate) fn summed_up(&mut self, summary: &str) {
+        self.turns.clear();
+        self.asked(summary);
+    }
+
     /// The assistant's turn, if it is the last.
     pub(crate) fn last_assistant(&self) -> Option<&Assistant> {
         match self.turns.last() {

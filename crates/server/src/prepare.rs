@@ -235,15 +235,15 @@ fn constraint<'a>(
     })
 }
 
-/// Compiles a grammar of calls. Where the schemas of its tools ask for more than can be followed, it goes without their
-/// regular expressions: arguments that break one are for the tool to refuse.
+/// Compiles a grammar of calls. Where the schemas of its tools cannot be followed, it is tried without their regular
+/// expressions, which come in many dialects: arguments that break one are for the tool to refuse.
 fn compile_calls<E>(
     tools: &[Tool],
     grammar: impl Fn(&[Tool]) -> std::result::Result<Grammar, E>,
     compile: impl Fn(&Grammar) -> Compiled,
 ) -> std::result::Result<Compiled, E> {
     match compile(&grammar(tools)?) {
-        Err(error @ (GrammarError::TooComplex { .. } | GrammarError::Unsupported { .. })) => {
+        Err(error) => {
             let easier: Vec<Tool> = tools.iter().map(Tool::without_expressions).collect();
             if easier == tools {
                 return Ok(Err(error));
@@ -251,7 +251,7 @@ fn compile_calls<E>(
             tracing::debug!("expressions in the schemas of tools are left out: {}", chain(&error));
             Ok(compile(&grammar(&easier)?).map_err(|_| error))
         }
-        compiled => Ok(compiled),
+        Ok(compiled) => Ok(Ok(compiled)),
     }
 }
 

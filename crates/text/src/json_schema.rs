@@ -3,38 +3,43 @@
 //! References come as clients' libraries write them: to definitions, to any other part (`#/properties/from`), to the
 //! whole (`#`), with signs escaped (`#/definitions/Record%3Cstring%3E`). Compilers follow plain paths only.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 /// Keywords whose value is a map of schemas by names that are nobody's keywords.
-const MAPS: [&str; 5] =
+pub const MAPS: [&str; 5] =
     ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
 /// Keywords whose value is data.
-const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
+pub const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
 
-/// Where a reference leads in `root`: the keys on the way, and what is there. `None` if that is nowhere, or elsewhere.
-pub fn follow<'a>(root: &'a Value, reference: &str) -> Option<(Vec<String>, &'a Value)> {
+/// References are followed again and again: longer ones than anybody writes are not.
+const LONGEST_REFERENCE_BYTES: usize = 1_024;
+
+/// The keys on the way that a reference describes; `None` if it leads out of the schema.
+pub fn keys(reference: &str) -> Option<Vec<Cow<'_, str>>> {
     if matches!(reference, "#" | "#/") {
-        return Some((Vec::new(), root));
+        return Some(Vec::new());
     }
-    let mut keys = Vec::new();
-    let mut part = root;
-    for key in reference.strip_prefix("#/")?.split('/') {
-        let key = unescaped(key)?.replace("~1", "/").replace("~0", "~");
-        part = match part {
-            Value::Array(items) => items.get(key.parse::<usize>().ok()?)?,
-            part => part.get(&key)?,
-        };
-        keys.push(key);
+    let path = reference.strip_prefix("#/")?;
+    if path.len() > LONGEST_REFERENCE_BYTES {
+        return None;
     }
-    Some((keys, part))
+    path.split('/').map(unescaped).collect()
+}
+
+/// What a reference leads to in `root`.
+pub fn follow<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    keys(reference)?.iter().try_fold(root, |part, key| match part {
+        Value::Array(items) => items.get(key.parse::<usize>().ok()?),
+        part => part.get(key.as_ref()),
+    })
 }
 
 /// A reference as a plain path; `None` where a key has a slash in it.
-pub fn path(keys: &[String]) -> Option<String> {
+pub fn path(keys: &[Cow<'_, str>]) -> Option<String> {
     let is_plain = keys.iter().all(|key| !key.contains('/'));
-    is_plain.then(|| {
-        std::iter::once("#").chain(keys.iter().map(String::as_str)).collect::<Vec<_>>().join("/")
-    })
+    is_plain.then(|| keys.iter().fold("#".to_owned(), |path, key| path + "/" + key))
 }
 
 /// Writes every reference in a schema anew; what there is no other text for is taken out.
@@ -49,13 +54,8 @@ pub fn rewrite_references(schema: &mut Value, anew: &mut dyn FnMut(&str) -> Opti
     });
 }
 
-/// Takes keywords out of a schema, wherever they stand.
-pub fn leave_out(schema: &mut Value, keywords: &[&str]) {
-    visit(schema, &mut |entries| entries.retain(|key, _| !keywords.contains(&key.as_str())));
-}
-
 /// Shows every schema in a schema, itself first.
-fn visit(schema: &mut Value, see: &mut dyn FnMut(&mut Map<String, Value>)) {
+pub(crate) fn visit(schema: &mut Value, see: &mut dyn FnMut(&mut Map<String, Value>)) {
     match schema {
         Value::Array(schemas) => schemas.iter_mut().for_each(|schema| visit(schema, see)),
         Value::Object(entries) => {
@@ -74,10 +74,13 @@ fn visit(schema: &mut Value, see: &mut dyn FnMut(&mut Map<String, Value>)) {
     }
 }
 
-/// Text without `%41`; `None` if that is not UTF-8.
-fn unescaped(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+/// A key without `%41`, `~1` and `~0`; `None` if that is not UTF-8.
+fn unescaped(key: &str) -> Option<Cow<'_, str>> {
+    if !key.contains(['%', '~']) {
+        return Some(key.into());
+    }
+    let mut bytes = Vec::with_capacity(key.len());
+    let mut rest = key.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
         let digit = |index: usize| char::from(*after.get(index)?).to_digit(16);
         let (byte, length) = match (first, digit(0), digit(1)) {
@@ -87,7 +90,7 @@ fn unescaped(text: &str) -> Option<String> {
         bytes.push(byte);
         rest = &rest[length..];
     }
-    String::from_utf8(bytes).ok()
+    Some(String::from_utf8(bytes).ok()?.replace("~1", "/").replace("~0", "~").into())
 }
 
 #[cfg(test)]
@@ -101,8 +104,8 @@ mod tests {
             "properties": {"from": {"items": [{"const": 1}, {"const": 2}]}},
             "definitions": {"Record<string>": {}, "a/b": {}, "a~b": {}, "50%": {}, "": {"": {}}},
         });
-        let found = follow(&root, reference);
-        assert_eq!(found.and_then(|(keys, _)| path(&keys)).as_deref(), expect, "{reference}");
+        let found = follow(&root, reference).and_then(|_| path(&keys(reference)?));
+        assert_eq!(found.as_deref(), expect, "{reference}");
     }
 
     #[test]
@@ -125,7 +128,9 @@ mod tests {
         check("#from", None);
         check("https://example.com/schema.json#/definitions/a", None);
         let root = json!({"definitions": {"a/b": {"const": 3}}});
-        assert_eq!(follow(&root, "#/definitions/a~1b").unwrap().1, &json!({"const": 3}));
+        assert_eq!(follow(&root, "#/definitions/a~1b"), Some(&json!({"const": 3})));
+        let long = "a".repeat(2_000);
+        assert_eq!(follow(&json!({&long: 1}), &format!("#/{long}")), None);
     }
 
     #[test]
@@ -140,19 +145,6 @@ mod tests {
             "properties": {"$ref": {"$ref": "A"}, "enum": {"$ref": "A"}, "gone": {"type": "string"}},
             "anyOf": [{"items": {"$ref": "A"}}, {"const": {"$ref": "a"}}],
             "default": {"$ref": "a"},
-        });
-        assert_eq!(schema, expect);
-    }
-
-    #[test]
-    fn keywords_are_left_out_and_names_and_data_are_not() {
-        let mut schema = json!({
-            "pattern": "a", "properties": {"pattern": {"pattern": "a", "type": "string"}},
-            "items": [{"anyOf": [{"pattern": "a"}]}], "const": {"pattern": "a"},
-        });
-        leave_out(&mut schema, &["pattern"]);
-        let expect = json!({
-            "properties": {"pattern": {"type": "string"}}, "items": [{"anyOf": [{}]}], "const": {"pattern": "a"},
         });
         assert_eq!(schema, expect);
     }

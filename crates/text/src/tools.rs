@@ -72,7 +72,14 @@ impl Tool {
     /// The tool without the regular expressions of its schema, which can ask for more than can be followed.
     pub fn without_expressions(&self) -> Tool {
         let mut tool = self.clone();
-        json_schema::leave_out(&mut tool.parameters, &["format", "pattern"]);
+        json_schema::visit(&mut tool.parameters, &mut |schema| {
+            schema.remove("format");
+            schema.remove("pattern");
+            // What one of them allowed is not to be forbidden.
+            if schema.remove("patternProperties").is_some() {
+                schema.remove("additionalProperties");
+            }
+        });
         tool
     }
 }

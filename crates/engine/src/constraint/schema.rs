@@ -71,11 +71,10 @@ const FORMATS: [&str; 19] = [
     "uri-template",
     "uuid",
 ];
-/// Keywords whose value is a schema, those whose value is a list of them, and those whose value is a map of them.
+/// Keywords whose value is a schema, and those whose value is a list of them.
 const OF_ONE: [&str; 8] =
     ["additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"];
 const OF_LISTS: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
-const OF_MAPS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
 
 /// Checks a schema and adds how its JSON is written.
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
@@ -89,7 +88,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
 
     let schema = &plainly_referring(schema);
     let mut survey = Survey { root: schema, targets: BTreeMap::new(), exclusive: true };
-    let values = survey.visit(schema)?;
+    let values = survey.visit(schema, Kind::Schema)?;
     at_most("values", values, MOST_VALUES)?;
     let levels: usize = survey.targets.values().map(|target| depth(target)).sum();
     at_most("levels through references", root_depth + levels, MOST_LEVELS)?;
@@ -117,7 +116,7 @@ fn plainly_referring(schema: &Value) -> Value {
     let mut plain = schema.clone();
     json_schema::rewrite_references(&mut plain, &mut |reference| {
         let found = json_schema::follow(schema, reference);
-        let path = found.and_then(|(keys, _)| json_schema::path(&keys));
+        let path = found.and_then(|_| json_schema::path(&json_schema::keys(reference)?));
         Some(path.unwrap_or_else(|| reference.to_owned()))
     });
     plain
@@ -146,7 +145,7 @@ fn leave_notes_out(schema: &mut Value) {
             Value::Array(schemas) if OF_LISTS.contains(&key) => {
                 schemas.iter_mut().for_each(leave_notes_out);
             }
-            Value::Object(schemas) if OF_MAPS.contains(&key) => {
+            Value::Object(schemas) if json_schema::MAPS.contains(&key) => {
                 schemas.values_mut().for_each(leave_notes_out);
             }
             schema if OF_ONE.contains(&key) => leave_notes_out(schema),
@@ -192,20 +191,37 @@ struct Survey<'a> {
     exclusive: bool,
 }
 
+/// What a value in a schema is.
+#[derive(Clone, Copy)]
+enum Kind {
+    Schema,
+    /// A map of schemas by name.
+    Map,
+    Data,
+}
+
 impl<'a> Survey<'a> {
     /// Values in this one, itself included.
-    fn visit(&mut self, value: &'a Value) -> Result<usize, GrammarError> {
+    fn visit(&mut self, value: &'a Value, kind: Kind) -> Result<usize, GrammarError> {
         let mut count = 1;
         match value {
             Value::Array(items) => {
                 for item in items {
-                    count += self.visit(item)?;
+                    count += self.visit(item, kind)?;
                 }
             }
             Value::Object(entries) => {
-                self.visit_keywords(entries)?;
-                for value in entries.values() {
-                    count += self.visit(value)?;
+                if let Kind::Schema = kind {
+                    self.visit_keywords(entries)?;
+                }
+                for (key, value) in entries {
+                    let kind = match kind {
+                        Kind::Schema if json_schema::MAPS.contains(&key.as_str()) => Kind::Map,
+                        Kind::Schema if json_schema::DATA.contains(&key.as_str()) => Kind::Data,
+                        Kind::Schema | Kind::Map => Kind::Schema,
+                        Kind::Data => Kind::Data,
+                    };
+                    count += self.visit(value, kind)?;
                 }
             }
             _ => {}
@@ -249,17 +265,16 @@ fn resolve<'a>(root: &'a Value, reference: &str) -> Result<&'a Value, GrammarErr
     if reference == "#" || reference == "#/" {
         return Ok(root);
     }
-    let Some(path) = reference.strip_prefix("#/") else {
-        let shown: String = reference.chars().take(100).collect();
-        return Err(GrammarError::Unsupported { keyword: format!("$ref to {shown:?}") });
-    };
+    let shown = || reference.chars().take(100).collect::<String>();
+    let unsupported = || GrammarError::Unsupported { keyword: format!("$ref to {:?}", shown()) };
+    let path = reference.strip_prefix("#/").ok_or_else(unsupported)?;
     let step = |value: &'a Value, segment: &str| match value {
         Value::Array(items) => items.get(segment.parse::<usize>().ok()?),
         value => value.get(segment),
     };
-    path.split('/').try_fold(root, step).ok_or_else(|| {
-        let shown: String = reference.chars().take(100).collect();
-        invalid(&format!("$ref {shown:?} leads nowhere"))
+    path.split('/').try_fold(root, step).ok_or_else(|| match json_schema::follow(root, reference) {
+        Some(_) => unsupported(),
+        None => invalid(&format!("$ref {:?} leads nowhere", shown())),
     })
 }
 

@@ -19,13 +19,12 @@ use crate::fields::{Fields, Result, wrong};
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// What tools of Anthropic's own left in a conversation that was begun there. Nobody here can go on with it, and refused,
-/// it would lock the conversation.
-const FOREIGN: [&str; 13] = [
+/// What Anthropic's own tools and changes of its models left in the assistant's turns. Nobody here can go on with it, and
+/// refused, it would lock a conversation that was begun there.
+const FOREIGN: [&str; 12] = [
     "advisor_tool_result",
     "bash_code_execution_tool_result",
     "code_execution_tool_result",
-    "container_upload",
     "fallback",
     "mcp_tool_listing",
     "mcp_tool_result",
@@ -185,7 +184,6 @@ fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result
             }
             conversation.returned(id, text);
         }
-        kind if FOREIGN.contains(&kind) => {}
         _ => return Err(block.refused("in a message by the user")),
     }
     Ok(())
@@ -197,8 +195,12 @@ fn read_assistant_block(block: &Block<'_>, conversation: &mut Conversation) -> R
         "thinking" => conversation.thought(block.text("thinking")?),
         // Encrypted for Anthropic's own models.
         "redacted_thinking" => {}
-        // A summary of what came before; none if that failed.
-        "compaction" => conversation.said(block.fields.string("content")?.unwrap_or_default()),
+        "compaction" => {
+            // None if summing up failed.
+            if let Some(summary) = block.fields.string("content")? {
+                conversation.summed_up(summary);
+            }
+        }
         "tool_use" => {
             block.fields.required("input")?;
             let input = block.fields.map("input")?.cloned().unwrap_or_default();

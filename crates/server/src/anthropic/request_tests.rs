@@ -159,10 +159,12 @@ fn a_conversation_that_was_begun_elsewhere_goes_on() {
         "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]});
     let call = json!({"type": "tool_use", "id": "1", "name": "find", "input": {}});
     let sent = json!([
-        {"role": "user", "content": [found, {"type": "text", "text": "q"}, {"type": "container_upload", "file_id": "f"}]},
+        {"role": "user", "content": "long"},
+        {"role": "assistant", "content": [{"type": "compaction", "content": "So far."}]},
+        {"role": "user", "content": [found, {"type": "text", "text": "q"}]},
         {"role": "assistant", "content": [
-            {"type": "compaction", "content": "So far."},
             {"type": "compaction", "content": null},
+            {"type": "text", "text": "a"},
             {"type": "server_tool_use", "id": "2", "name": "web_search", "input": {"query": "q"}},
             {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"type": "web_search_result"}]},
             call]},
@@ -172,13 +174,18 @@ fn a_conversation_that_was_begun_elsewhere_goes_on() {
     ]);
     let found = "Title\nexample.com\n\none\n\ntwo";
     let expect = json!([
-        {"role": "user", "content": format!("{found}\n\nq")},
-        {"role": "assistant", "content": "So far.", "tool_calls": [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": format!("So far.\n\n{found}\n\nq")},
+        {"role": "assistant", "content": "a", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "find", "arguments": {}}}]},
         {"role": "tool", "tool_call_id": "1", "name": "find",
          "content": format!("The tool mcp__a__b is there.\n\n{found}")},
     ]);
-    assert_eq!(messages(&asked(&with(json!({"messages": sent})))), expect);
+    assert_eq!(messages(&asked(&with(json!({"system": "s", "messages": sent})))), expect);
+    // A pause behind the summary is no answer that has begun.
+    let paused = asked(&with(json!({"messages": [sent[0], sent[1]]})));
+    assert_eq!(messages(&paused), json!([{"role": "user", "content": "So far."}]));
+    assert_eq!(paused.begun, None);
 }
 
 #[test]

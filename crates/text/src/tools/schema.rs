@@ -5,6 +5,7 @@
 //!
 //! Schemas come from clients: every walk over one is bounded, whatever its references and alternatives.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
@@ -198,26 +199,36 @@ pub(super) fn members<'a>(
 
 /// Where the reference of a schema leads.
 pub(super) fn target<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
-    json_schema::follow(root, schema["$ref"].as_str()?).map(|(_, target)| target)
+    json_schema::follow(root, schema["$ref"].as_str()?)
 }
 
 /// A schema whose references lead to definitions, so that its parts can be taken out with these alone. References that
-/// lead nowhere, or to other files, are left out: whatever they mean, a tool can be called without it.
+/// lead nowhere, to other files, or by names with a slash are left out: whatever they mean, a tool can be called
+/// without it.
 pub(super) fn settled(schema: &Value) -> Value {
-    let mut name = "whole".to_owned();
-    while DEFINITIONS.iter().any(|key| schema[key].get(&name).is_some()) {
-        name.push('_');
-    }
+    let is_taken = |name: &String| DEFINITIONS.iter().any(|key| schema[key].get(name).is_some());
+    let mut count = 0;
+    let name = loop {
+        let name = format!("whole{count}");
+        if !is_taken(&name) {
+            break name;
+        }
+        count += 1;
+    };
     let mut needs_whole = false;
     let mut settled = schema.clone();
     json_schema::rewrite_references(&mut settled, &mut |reference| {
-        let (keys, _) = json_schema::follow(schema, reference)?;
-        if keys.len() > 1 && DEFINITIONS.contains(&keys[0].as_str()) {
-            return json_schema::path(&keys);
+        json_schema::follow(schema, reference)?;
+        let keys = json_schema::keys(reference)?;
+        match &keys[..] {
+            [first] if DEFINITIONS.contains(&first.as_ref()) => None,
+            [first, ..] if DEFINITIONS.contains(&first.as_ref()) => json_schema::path(&keys),
+            keys => {
+                needs_whole = true;
+                let whole = [Cow::from(DEFINITIONS[0]), Cow::from(&name)];
+                json_schema::path(&[&whole[..], keys].concat())
+            }
         }
-        needs_whole = true;
-        let way = [DEFINITIONS[0], &name].map(str::to_owned);
-        json_schema::path(&[&way[..], &keys].concat())
     });
     if needs_whole && let Value::Object(entries) = &mut settled {
         let mut whole = entries.clone();
@@ -236,12 +247,12 @@ pub(super) fn definitions_of(part: &Value, root: &Value) -> Map<String, Value> {
     let mut open = vec![part.clone()];
     while let Some(mut part) = open.pop() {
         json_schema::rewrite_references(&mut part, &mut |reference| {
-            let (keys, _) = json_schema::follow(root, reference)?;
+            let keys = json_schema::keys(reference)?;
             let [key, name, ..] = &keys[..] else { return None };
-            let definitions = reached.entry(key).or_insert_with(|| json!({}));
-            if definitions.get(name).is_none() {
-                let definition = &root[key][name];
-                definitions[name] = definition.clone();
+            let definition = root.get(key.as_ref())?.get(name.as_ref())?;
+            let definitions = reached.entry(key.as_ref()).or_insert_with(|| json!({}));
+            if definitions.get(name.as_ref()).is_none() {
+                definitions[name.as_ref()] = definition.clone();
                 open.push(definition.clone());
             }
             None
@@ -363,7 +374,7 @@ mod tests {
         let leads = |name: &str| json!({"items": {"$ref": format!("#/$defs/{name}")}});
         let root = settled(&json!({
             "properties": {"a": leads("one"), "b": {"$ref": "#/properties/a"}, "c": {"type": "string"}},
-            "$defs": {"one": leads("two"), "two": leads("one"), "three": {}, "whole": {}},
+            "$defs": {"one": leads("two"), "two": leads("one"), "three": {}, "whole0": {}},
         }));
         #[track_caller]
         fn check(root: &Value, name: &str, expect: &[&str]) {
@@ -374,9 +385,10 @@ mod tests {
             assert_eq!(names, expect, "{name}");
         }
         check(&root, "a", &["one", "two"]);
-        check(&root, "b", &["whole_", "one", "two"]);
+        check(&root, "b", &["whole1", "one", "two"]);
         check(&root, "c", &[]);
-        assert_eq!(root["properties"]["b"]["$ref"], "#/$defs/whole_/properties/a");
+        assert_eq!(root["properties"]["b"]["$ref"], "#/$defs/whole1/properties/a");
+        assert_eq!(settled(&json!({"$ref": "#/$defs", "$defs": {}})), json!({"$defs": {}}));
     }
 
     #[test]

@@ -127,22 +127,30 @@ fn schemas_of_tools_are_untrusted_too() {
 fn expressions_that_are_too_much_do_not_keep_a_tool_from_being_called() {
     let served = Served::start(&[]);
     let pattern = |pattern: &str| json!({"type": "array", "items": {"type": "string", "pattern": pattern, "maxLength": 9}});
-    let parameters = json!({
-        "type": "object",
-        "properties": {"much": pattern("(a{1000}){1000}"), "ahead": pattern("^(?!a).*$"), "size": {"enum": ["big"]}},
-        "required": ["size"],
-    });
-    let mut body = chat_with(
-        "tools",
-        json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]),
-    );
-    body["tool_choice"] = "required".into();
-    body["max_tokens"] = 400.into();
-    let reply: Value = serde_json::from_str(&served.post(CHAT, &body).text()).expect("JSON");
-    let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
-    let arguments = call["arguments"].as_str().unwrap_or_else(|| panic!("{reply}"));
-    let arguments: Value = serde_json::from_str(arguments).expect("JSON");
-    assert_eq!(arguments["size"], "big", "{reply}");
+    for odd in [
+        pattern("(a{1000}){1000}"),
+        pattern("^(?!a).*$"),
+        // As JavaScript writes it.
+        pattern("^[^[\\]]+$"),
+        pattern(&"lantern ".repeat(2_200)),
+        json!({"type": "object", "patternProperties": {"^(?!_)": {}, "a": {"type": "string"}}, "additionalProperties": false}),
+    ] {
+        let parameters = json!({
+            "type": "object", "properties": {"odd": odd, "size": {"enum": ["big"]}}, "required": ["size"],
+        });
+        let mut body = chat_with(
+            "tools",
+            json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]),
+        );
+        body["tool_choice"] = "required".into();
+        body["max_tokens"] = 400.into();
+        let reply: Value = serde_json::from_str(&served.post(CHAT, &body).text()).expect("JSON");
+        let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
+        let arguments = call["arguments"].as_str().unwrap_or_else(|| panic!("{reply}"));
+        let arguments: Value =
+            serde_json::from_str(arguments).unwrap_or_else(|_| panic!("{reply}"));
+        assert_eq!(arguments["size"], "big", "{reply}");
+    }
 }
 
 /// What no compiler notices: an array must have an item, and an item is what an item is.

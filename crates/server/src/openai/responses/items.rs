@@ -134,9 +134,13 @@ fn read_message(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()
 /// What another agent of the client's has to say. What only OpenAI can read of it is left out.
 fn read_agent_message(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
     let author = required(item, "author")?;
-    let parts = item.array("content")?.unwrap_or_default();
-    let parts = parts.iter().filter(|part| part["type"] != "encrypted_content").cloned().collect();
-    let texts = texts(&Value::Array(parts), &item.path("content"), returned_part)?;
+    let mut texts = Vec::new();
+    for (index, part) in item.array("content")?.unwrap_or_default().iter().enumerate() {
+        if part["type"] != "encrypted_content" {
+            let part = returned_part(part, &item.path(&format!("content[{index}]")))?;
+            texts.extend(part["text"].as_str().map(str::to_owned));
+        }
+    }
     if !texts.is_empty() {
         conversation.asked(&format!("Message from {author}:\n{}", texts.join("\n\n")));
     }
