@@ -6,3 +6,4 @@
 pub(crate) mod messages;
 mod reply;
 mod request;
+mod tools;

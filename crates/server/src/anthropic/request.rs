@@ -8,8 +8,8 @@ use engine::Grammar;
 use std::borrow::Cow;
 
 use serde_json::Value;
-use text::tools::{Choice, Tool};
 
+use super::tools;
 use crate::ask::{Ask, Input};
 use crate::conversation::{Conversation, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT};
 use crate::error::ApiError;
@@ -89,10 +89,7 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     ask.sampling.top_p = fields.number("top_p")?;
     ask.sampling.top_k = fields.count("top_k")?;
     ask.set_stop(&fields, "stop_sequences")?;
-    for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
-        read_tool(&Fields::of(tool, format!("tools[{index}]"))?, &mut ask)?;
-    }
-    read_tool_choice(&fields, &mut ask)?;
+    tools::read(&fields, &mut ask)?;
     ask.thinking = Some(read_thinking(&fields)?);
     ask.grammar = read_format(&fields)?;
     let is_short = fields.get("output_format").is_some();
@@ -134,9 +131,11 @@ fn read_message(message: &Fields<'_>, conversation: &mut Conversation) -> Result
             conversation.said("");
             read_blocks(content, &path, conversation, Conversation::said, read_assistant_block)
         }
-        "system" => {
-            read_texts(content, &path, Block::only_text, |text| conversation.instructed(text))
-        }
+        "system" => read_texts(content, &path, Block::instruction, |text| {
+            if !text.is_empty() {
+                conversation.instructed(text);
+            }
+        }),
         other => {
             Err(message.error("role", format!("expected \"user\" or \"assistant\", got {other:?}")))
         }
@@ -171,6 +170,7 @@ fn read_user_block(block: &Block<'_>, conversation: &mut Conversation) -> Result
             None => return Err(block.refused("in a message by the user")),
         },
         "search_result" => conversation.asked(&block.search_result()?),
+        "compaction" => read_summary(block, conversation)?,
         "tool_result" => {
             let id = block.text("tool_use_id")?;
             let mut texts = Vec::new();
@@ -195,12 +195,7 @@ fn read_assistant_block(block: &Block<'_>, conversation: &mut Conversation) -> R
         "thinking" => conversation.thought(block.text("thinking")?),
         // Encrypted for Anthropic's own models.
         "redacted_thinking" => {}
-        "compaction" => {
-            // None if summing up failed.
-            if let Some(summary) = block.fields.string("content")? {
-                conversation.summed_up(summary);
-            }
-        }
+        "compaction" => read_summary(block, conversation)?,
         "tool_use" => {
             block.fields.required("input")?;
             let input = block.fields.map("input")?.cloned().unwrap_or_default();
@@ -208,6 +203,15 @@ fn read_assistant_block(block: &Block<'_>, conversation: &mut Conversation) -> R
         }
         kind if FOREIGN.contains(&kind) => {}
         _ => return Err(block.refused("in a message by the assistant")),
+    }
+    Ok(())
+}
+
+/// What stands for all before it. It has no text if summing up failed, and then it stands for nothing.
+fn read_summary(block: &Block<'_>, conversation: &mut Conversation) -> Result<()> {
+    let summary = block.fields.string("content")?.unwrap_or_default();
+    if !summary.trim().is_empty() {
+        conversation.summed_up(summary);
     }
     Ok(())
 }
@@ -256,6 +260,11 @@ impl<'a> Block<'a> {
             "text" => self.text("text").map(Cow::Borrowed),
             _ => Err(self.refused("here, only \"text\" is")),
         }
+    }
+
+    /// What a system message says; tools that it brings or takes are no words.
+    fn instruction(&self) -> Result<Cow<'a, str>> {
+        if tools::is_change(self.kind) { Ok("".into()) } else { self.only_text() }
     }
 
     /// What a tool returned.
@@ -314,47 +323,6 @@ fn read_temperature(fields: &Fields<'_>) -> Result<Option<f32>> {
         }
         temperature => Ok(temperature),
     }
-}
-
-fn read_tool(tool: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-    match tool.string("type")? {
-        None | Some("custom") => {}
-        Some(other) => {
-            let message =
-                format!("{other:?} is Anthropic's own, this server has only custom tools");
-            return Err(tool.error("type", message));
-        }
-    }
-    tool.required("name")?;
-    tool.required("input_schema")?;
-    let tool_read = Tool {
-        name: tool.string("name")?.unwrap_or_default().to_owned(),
-        description: tool.string("description")?.map(str::to_owned),
-        parameters: tool.map("input_schema")?.cloned().unwrap_or_default().into(),
-        is_strict: tool.bool("strict")?.unwrap_or(false),
-    };
-    ask.add_tool(tool_read, &tool.path("name"))
-}
-
-fn read_tool_choice(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-    let Some(choice) = fields.fields("tool_choice")? else { return Ok(()) };
-    choice.required("type")?;
-    ask.tool_choice = match choice.string("type")?.unwrap_or_default() {
-        "auto" => Choice::Auto,
-        "any" => Choice::Required,
-        "none" => Choice::None,
-        "tool" => {
-            choice.required("name")?;
-            Choice::Named(choice.string("name")?.unwrap_or_default().to_owned())
-        }
-        other => {
-            let message =
-                format!("expected \"auto\", \"any\", \"tool\" or \"none\", got {other:?}");
-            return Err(choice.error("type", message));
-        }
-    };
-    ask.parallel_tool_calls = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
-    Ok(())
 }
 
 /// Who does not ask for thinking gets none: clients of this dialect take the first block for the answer.

@@ -2,6 +2,7 @@
 
 use super::*;
 use serde_json::json;
+use text::tools::Choice;
 
 /// A request with one message and these fields beside it.
 fn with(more: Value) -> Value {
@@ -182,6 +183,11 @@ fn a_conversation_that_was_begun_elsewhere_goes_on() {
          "content": format!("The tool mcp__a__b is there.\n\n{found}")},
     ]);
     assert_eq!(messages(&asked(&with(json!({"system": "s", "messages": sent})))), expect);
+    // One by the user stands for what came before it too; one without text for nothing.
+    let summary = |text: &str| json!({"role": "user", "content": [{"type": "compaction", "content": text}, {"type": "text", "text": "q"}]});
+    let after = |text: &str| messages(&asked(&with(json!({"messages": [sent[0], summary(text)]}))));
+    assert_eq!(after("So far."), json!([{"role": "user", "content": "So far.\n\nq"}]));
+    assert_eq!(after(""), json!([{"role": "user", "content": "long\n\nq"}]));
     // A pause behind the summary is no answer that has begun.
     let paused = asked(&with(json!({"messages": [sent[0], sent[1]]})));
     assert_eq!(messages(&paused), json!([{"role": "user", "content": "So far."}]));
@@ -237,6 +243,49 @@ fn thinking_is_off_unless_asked_for() {
     check(&json!({"type": "disabled"}), false);
     check(&json!({"type": "enabled", "budget_tokens": 1024}), true);
     check(&json!({"type": "adaptive"}), true);
+}
+
+#[test]
+fn tools_come_and_go() {
+    fn tool(name: &str) -> Value {
+        json!({"name": name, "input_schema": {"type": "object"}})
+    }
+    let named = |name: &str| json!({"type": "tool_reference", "name": name});
+    let whole = |name: &str| json!({"type": "tool_definition", "definition": tool(name)});
+    let change = |kind: &str, tool: Value| json!({"type": kind, "tool": tool});
+    let system = |blocks: Value| json!({"role": "system", "content": blocks});
+    let check = |messages: &[Value], expect: &[&str]| {
+        let user = [json!({"role": "user", "content": "q"})];
+        let sent = [&user, messages, &user].concat();
+        let asked = asked(&with(json!({"tools": [tool("a"), tool("b")], "messages": sent})));
+        let names: Vec<_> = asked.ask.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, expect, "{sent:?}");
+        asked
+    };
+    check(&[], &["a", "b"]);
+    let taken = change("tool_removal", named("a"));
+    let told = check(
+        &[system(
+            json!([{"type": "text", "text": "Mind."}, taken, change("tool_addition", whole("c"))]),
+        )],
+        &["b", "c"],
+    );
+    assert_eq!(messages(&told), json!([{"role": "user", "content": "q\n\nMind.\n\nq"}]));
+    let again = system(json!([change("tool_addition", named("a"))]));
+    check(&[system(json!([taken])), again], &["a", "b"]);
+    // Another tool of the same name takes its place, and one that nobody knows is not missed.
+    check(&[system(json!([change("tool_addition", whole("a"))]))], &["b", "a"]);
+    check(&[system(json!([change("tool_removal", named("z"))]))], &["a", "b"]);
+    // A summary keeps what was changed before it.
+    let summary = json!({"type": "compaction", "content": "So far.", "tool_changes": [taken]});
+    check(&[json!({"role": "assistant", "content": [summary]})], &["b"]);
+    let error = read(
+        &with(
+            json!({"messages": [{"role": "user", "content": "q"}, system(json!([{"type": "tool_addition"}]))]}),
+        ),
+        Purpose::Answer,
+    );
+    assert_eq!(error.err().unwrap().param.as_deref(), Some("messages[1].content[0].tool"));
 }
 
 #[test]
