@@ -28,7 +28,7 @@ pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
         }
     };
     if let Some(format) = fields.fields("response_format")?
-        && let Some(grammar) = response_format(&format)?
+        && let Some(grammar) = response_format(&format, "json_schema")?
     {
         keep(fields.path("response_format"), grammar)?;
     }
@@ -48,7 +48,8 @@ pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>> {
+/// `home` is the field of a schema in this API; both are read.
+pub(super) fn response_format(format: &Fields<'_>, home: &str) -> Result<Option<Grammar>> {
     format.required("type")?;
     Ok(match format.string("type")?.unwrap_or_default() {
         "text" => None,
@@ -60,7 +61,7 @@ pub(super) fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>> {
             // Some clients leave out the object around the schema.
             let inner = format.fields("json_schema")?;
             if inner.is_none() && format.get("schema").is_none() {
-                format.required("json_schema")?;
+                format.required(home)?;
             }
             let inner = inner.as_ref().unwrap_or(format);
             inner.string("name")?;

@@ -93,7 +93,7 @@ fn read_settings(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
     if let Some(text) = fields.fields("text")?
         && let Some(format) = text.fields("format")?
     {
-        ask.grammar = response_format(&format)?;
+        ask.grammar = response_format(&format, "schema")?;
         ask.grammar_field = text.path("format");
     }
     read_effort(fields, ask)

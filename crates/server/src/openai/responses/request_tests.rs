@@ -393,6 +393,7 @@ fn what_is_wrong_is_named() {
     check(json!({"text": "json"}), "text");
     check(json!({"text": {"format": "json"}}), "text.format");
     check(json!({"text": {"format": {"type": "xml"}}}), "text.format.type");
+    check(json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema");
     check(json!({"tools": {}}), "tools");
     check(json!({"tools": ["f"]}), "tools[0]");
     check(json!({"tools": [{"name": "f"}]}), "tools[0].type");
