@@ -112,6 +112,27 @@ fn bad_schemas_are_refused() {
         "too large",
         "regular expression",
     );
+    let patterns: serde_json::Map<String, Value> =
+        (0..200).map(|index| (format!("^p{index}$"), json!({}))).collect();
+    let patterns = json!({"type": "object", "patternProperties": patterns});
+    check(patterns.clone(), "too large", "patterns");
+    // What a reference leads to is a schema, whatever it is where it stands.
+    let led_to = |schema: &Value| {
+        [
+            json!({"properties": {"x": {"$ref": "#/default"}}, "default": schema}),
+            json!({"$ref": "#/$defs/0", "$defs": [{"$ref": "#/$defs/1"}, schema]}),
+            json!({"$ref": "#/properties", "properties": {"$ref": "#/enum/0"}, "enum": [schema]}),
+        ]
+    };
+    for schema in led_to(&patterns) {
+        check(schema, "too large", "patterns");
+    }
+    for schema in led_to(&json!({"enum": (0..3000).collect::<Vec<_>>()})) {
+        check(schema, "too large", "enum");
+    }
+    let [data, listed, _] = led_to(&json!({"oneOf": [{"minimum": 3}, {"maximum": 5}]}));
+    check(data, "unsupported", "oneOf");
+    check(listed, "unsupported", "oneOf");
     let chain: serde_json::Map<String, Value> = (0..6000)
         .map(|index| {
             (format!("{index}"), json!({"$ref": format!("#/$defs/{}", (index + 1) % 6000)}))

@@ -66,7 +66,12 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let gone = |_| ApiError::internal("the server is ending");
-    let _turn = PREPARING.acquire().await.map_err(gone)?;
+    let turn = PREPARING.acquire().await.map_err(gone)?;
+    // Whoever asked may go away; the work goes on, and so does its turn.
+    let work = move || {
+        let _turn = turn;
+        work()
+    };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => {

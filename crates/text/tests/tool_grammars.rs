@@ -512,6 +512,12 @@ fn references_lead_to_any_part_of_the_schema() {
         check_arguments(|_| true, &to(reference), &right, &[]);
         check_arguments(has_schema, &to(reference), &[], &wrong);
     }
+    // A schema that goes into a grammar as it is has no need of copies.
+    let grammar = |parameters| {
+        ToolFormat::Hermes.grammar(&[tool("f", parameters)], &Choice::Required, false, &|_| None)
+    };
+    let length = |reference| grammar(to(reference)).expect("a grammar").len();
+    assert!(length("#/properties/from/items") < length("#/definitions/List%3CPlace%3E"));
     let tree = json!({
         "type": "object",
         "properties": {"below": {"type": "object", "properties": {"below": {"$ref": "#"}}, "additionalProperties": false}},

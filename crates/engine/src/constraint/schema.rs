@@ -7,7 +7,7 @@
 //! What is written: no white space but at most one space after each comma and colon, so that a model that
 //! prefers blanks to an answer cannot have them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value};
@@ -23,6 +23,8 @@ const MOST_CONSTANTS: usize = 2_000;
 /// Schemas of which one or all apply: the library looks at them side by side.
 const MOST_OPTIONS: usize = 500;
 const MOST_PROPERTIES: usize = 1_000;
+/// Expressions for names of an object: the library compares each with every other, 300 of them for seconds.
+const MOST_PATTERNS: usize = 100;
 /// Levels that the library descends at most, through all references: 32 KB of its stack for each.
 const MOST_LEVELS: usize = 4_096;
 /// References in a row that are followed to tell options apart.
@@ -87,8 +89,18 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     at_most("bytes", bytes, LONGEST_GRAMMAR_BYTES)?;
 
     let schema = &plainly_referring(schema);
-    let mut survey = Survey { root: schema, targets: BTreeMap::new(), exclusive: true };
-    let values = survey.visit(schema, Kind::Schema)?;
+    let mut survey = Survey {
+        root: schema,
+        seen: HashSet::new(),
+        targets: BTreeMap::new(),
+        open: vec![schema],
+        exclusive: true,
+    };
+    let mut values = 0;
+    // References may lead to what is no schema where it stands.
+    while let Some(schema) = survey.open.pop() {
+        values += survey.visit(schema, Kind::Schema)?;
+    }
     at_most("values", values, MOST_VALUES)?;
     let levels: usize = survey.targets.values().map(|target| depth(target)).sum();
     at_most("levels through references", root_depth + levels, MOST_LEVELS)?;
@@ -115,8 +127,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
 fn plainly_referring(schema: &Value) -> Value {
     let mut plain = schema.clone();
     json_schema::rewrite_references(&mut plain, &mut |reference| {
-        let found = json_schema::follow(schema, reference);
-        let path = found.and_then(|_| json_schema::path(&json_schema::keys(reference)?));
+        let path = json_schema::plain_path(schema, reference);
         Some(path.unwrap_or_else(|| reference.to_owned()))
     });
     plain
@@ -182,11 +193,15 @@ fn depth(value: &Value) -> usize {
     deepest
 }
 
-/// One walk over all that is written in a schema.
+/// One walk over all that is written in a schema, and over all that its references make one.
 struct Survey<'a> {
     root: &'a Value,
+    /// Schemas that it has been to.
+    seen: HashSet<*const Map<String, Value>>,
     /// Every reference and where it leads.
     targets: BTreeMap<&'a str, &'a Value>,
+    /// Schemas that it has yet to go to.
+    open: Vec<&'a Value>,
     /// Whether no value matches two options of any `oneOf`, as far as can be told.
     exclusive: bool,
 }
@@ -201,7 +216,7 @@ enum Kind {
 }
 
 impl<'a> Survey<'a> {
-    /// Values in this one, itself included.
+    /// Values in this one, itself included; none of a schema that it has been to.
     fn visit(&mut self, value: &'a Value, kind: Kind) -> Result<usize, GrammarError> {
         let mut count = 1;
         match value {
@@ -212,6 +227,9 @@ impl<'a> Survey<'a> {
             }
             Value::Object(entries) => {
                 if let Kind::Schema = kind {
+                    if !self.seen.insert(entries) {
+                        return Ok(0);
+                    }
                     self.visit_keywords(entries)?;
                 }
                 for (key, value) in entries {
@@ -238,16 +256,20 @@ impl<'a> Survey<'a> {
                 at_most("options in a list", options.len(), MOST_OPTIONS)?;
             }
         }
-        for keyword in ["properties", "patternProperties"] {
-            if let Some(Value::Object(properties)) = entries.get(keyword) {
-                at_most("properties of an object", properties.len(), MOST_PROPERTIES)?;
-            }
+        if let Some(Value::Object(properties)) = entries.get("properties") {
+            at_most("properties of an object", properties.len(), MOST_PROPERTIES)?;
+        }
+        if let Some(Value::Object(patterns)) = entries.get("patternProperties") {
+            at_most("patterns for properties of an object", patterns.len(), MOST_PATTERNS)?;
         }
         if let Some(Value::String(pattern)) = entries.get("pattern") {
             at_most("bytes of a regular expression", pattern.len(), LONGEST_REGEX_BYTES)?;
         }
         if let Some(Value::String(reference)) = entries.get("$ref") {
-            self.targets.insert(reference, resolve(self.root, reference)?);
+            let target = resolve(self.root, reference)?;
+            if self.targets.insert(reference, target).is_none() {
+                self.open.push(target);
+            }
         }
         if let Some(Value::Array(options)) = entries.get("oneOf") {
             // Every pair is looked at: a long list is left to the library.

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::scan::NAME_LIMIT_BYTES;
-use super::schema::{Types, definitions_of, settled};
+use super::schema::{Types, definitions_of, plainly_referring, settled};
 use super::tagged::enumeration;
 use super::{
     Choice, Tool, ToolFormat, deepseek, gemma4, glm, harmony, hermes, invoke, kimi, llama3,
@@ -130,11 +130,11 @@ impl ToolFormat {
 
     /// The tool with the schema that its grammar is written from.
     fn as_written(self, tool: &Tool) -> Result<Tool> {
-        let settled = |tool: &Tool| Tool { parameters: settled(&tool.parameters), ..tool.clone() };
+        let with = |parameters: Value| Tool { parameters, ..tool.clone() };
         match (self.writes_json(), tool.is_strict) {
-            (true, true) => Ok(settled(tool)),
-            (true, false) => Ok(Tool { parameters: json!({"type": "object"}), ..tool.clone() }),
-            (false, _) => self.plain_tool(&settled(tool)),
+            (true, true) => Ok(with(plainly_referring(&tool.parameters))),
+            (true, false) => Ok(with(json!({"type": "object"}))),
+            (false, _) => self.plain_tool(&with(settled(&tool.parameters))),
         }
     }
 

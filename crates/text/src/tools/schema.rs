@@ -202,9 +202,17 @@ pub(super) fn target<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
     json_schema::follow(root, schema["$ref"].as_str()?)
 }
 
-/// A schema whose references lead to definitions, so that its parts can be taken out with these alone. References that
-/// lead nowhere, to other files, or by names with a slash are left out: whatever they mean, a tool can be called
-/// without it.
+/// A schema whose references are plain paths. Those that lead nowhere, to other files, or by names with a slash are left
+/// out: whatever they mean, a tool can be called without it.
+pub(super) fn plainly_referring(schema: &Value) -> Value {
+    let mut plain = schema.clone();
+    json_schema::rewrite_references(&mut plain, &mut |reference| {
+        json_schema::plain_path(schema, reference)
+    });
+    plain
+}
+
+/// The same, and they lead to definitions, so that its parts can be taken out with these alone.
 pub(super) fn settled(schema: &Value) -> Value {
     let is_taken = |name: &String| DEFINITIONS.iter().any(|key| schema[key].get(name).is_some());
     let mut count = 0;
@@ -218,11 +226,11 @@ pub(super) fn settled(schema: &Value) -> Value {
     let mut needs_whole = false;
     let mut settled = schema.clone();
     json_schema::rewrite_references(&mut settled, &mut |reference| {
-        json_schema::follow(schema, reference)?;
+        let plain = json_schema::plain_path(schema, reference)?;
         let keys = json_schema::keys(reference)?;
         match &keys[..] {
             [first] if DEFINITIONS.contains(&first.as_ref()) => None,
-            [first, ..] if DEFINITIONS.contains(&first.as_ref()) => json_schema::path(&keys),
+            [first, ..] if DEFINITIONS.contains(&first.as_ref()) => Some(plain),
             keys => {
                 needs_whole = true;
                 let whole = [Cow::from(DEFINITIONS[0]), Cow::from(&name)];
@@ -234,9 +242,10 @@ pub(super) fn settled(schema: &Value) -> Value {
         let mut whole = entries.clone();
         DEFINITIONS.iter().for_each(|key| _ = whole.remove(*key));
         let definitions = entries.entry(DEFINITIONS[0]).or_insert_with(|| json!({}));
-        if let Value::Object(definitions) = definitions {
-            definitions.insert(name, whole.into());
+        if !definitions.is_object() {
+            *definitions = json!({});
         }
+        definitions[&name] = whole.into();
     }
     settled
 }
@@ -389,6 +398,12 @@ mod tests {
         check(&root, "c", &[]);
         assert_eq!(root["properties"]["b"]["$ref"], "#/$defs/whole1/properties/a");
         assert_eq!(settled(&json!({"$ref": "#/$defs", "$defs": {}})), json!({"$defs": {}}));
+        for odd in [json!(null), json!([])] {
+            let root = settled(
+                &json!({"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}, "$defs": odd}),
+            );
+            assert_eq!(root["$defs"]["whole0"]["properties"]["b"], json!({}), "{odd}");
+        }
     }
 
     #[test]
