@@ -1,10 +1,12 @@
 """llama.cpp as a peer, from the PyPI package `xllamacpp` (a prebuilt llama.cpp with its server).
 
-Used by check_same_model.py, compare_llama.py and compare_streaming.py in a process of its own, so that
+Used by check_same_model.py and the compare_*.py scripts in a process of its own, so that
 its memory and threads are gone when ours run. Reads one JSON request per line from stdin, answers one per line:
   {"op": "time", "prompt": [ids], "gen_tokens": 64}  -> prefill and decode tokens/s, bytes read
   {"op": "next", "prompt": [ids], "top": 20}         -> the likeliest next tokens: [[id, logprob], …]
-usage: llama_peer.py MODEL.gguf --threads 2 --context 1024 [--lean] [--batch 512]
+usage: llama_peer.py MODEL.gguf --threads 2 --context 1024 [--lean] [--batch 512] [--parallel 1]
+
+Its HTTP server listens too; the first line says where.
 
 --lean is for a memory limit smaller than the model. Weights are mapped and left as they are: copies in
 a layout of llama.cpp's own are anonymous memory, and it would be killed. Nothing is kept of a prompt
@@ -22,8 +24,9 @@ import xllamacpp as xl
 def server(options):
     p = xl.CommonParams()
     p.model.path = options.model
-    p.n_ctx = options.context
-    p.n_parallel = 1
+    p.n_ctx = options.context * options.parallel
+    p.n_parallel = options.parallel
+    p.port = 0
     p.warmup = False
     p.n_batch = p.n_ubatch = options.batch
     if options.lean:
@@ -82,13 +85,14 @@ def main():
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--context", type=int, default=1024)
     a.add_argument("--batch", type=int, default=512, help="tokens of a prompt that go through a layer together")
+    a.add_argument("--parallel", type=int, default=1, help="answers at once, each with the whole context")
     a.add_argument("--lean", action="store_true", help="no copies of weights, nothing kept of a prompt")
     options = a.parse_args()
     # Answers go to the real stdout; whatever llama.cpp prints goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = server(options)
-    print(json.dumps({"ready": True, "xllamacpp": xl.__version__}), file=answers, flush=True)
+    print(json.dumps({"address": peer.listening_address, "xllamacpp": xl.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         answer = timed(peer, request) if request["op"] == "time" else next_tokens(peer, request)

@@ -105,7 +105,9 @@ class Llama:
         self.errors = tempfile.TemporaryFile("w+", errors="replace")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
                                         text=True)
-        self.build = "xllamacpp " + self._answer()["xllamacpp"]
+        ready = self._answer()
+        self.build = "xllamacpp " + ready["xllamacpp"]
+        self.address = ready["address"].removeprefix("http://")
 
     def ask(self, **request):
         try:

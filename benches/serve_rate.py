@@ -132,28 +132,35 @@ def measure_one(options):
     return rounds
 
 
+def open_stream(address, path, body):
+    """A connection on which an answer comes until it is closed, and what has come of it. It is woken for a few kilobytes or
+    the end: elsewhere clients have machines of their own."""
+    host, port = address.rsplit(":", 1)
+    data = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)))
+    head = (f"POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n")
+    connection.sendall(head.encode() + data)
+    begun = connection.recv(1 << 12)
+    status = begun.split(b"\r\n")[0]
+    if status != b"HTTP/1.1 200 OK":
+        sys.exit(f"a client was told {status.decode()}")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, READ_BYTES)
+    return connection, begun
+
+
 def engine_rate(server, clients, seconds):
     """Tokens per second that the engine generated while so many clients ask without a pause.
 
-    They share one thread that is woken for a few kilobytes or an end, and throws away what has come: elsewhere clients have
-    machines of their own, and here what they take of the processor is taken from the engine."""
+    They share one thread that throws away what has come: what they take of the processor is taken from the engine."""
     body = {"messages": [{"role": "user", "content": "Tell me a story about a fox and a lantern."}], "stream": True,
             "max_tokens": 256, "temperature": 1, "logit_bias": {str(token): -100 for token in END_TOKENS}}
-    host, port = server.address.rsplit(":", 1)
     waiting = selectors.DefaultSelector()
     asked = [0] * clients
 
     def ask(number):
-        data = json.dumps(body | {"seed": 1000 * number + asked[number]}).encode()
+        connection, _ = open_stream(server.address, "/v1/chat/completions", body | {"seed": 1000 * number + asked[number]})
         asked[number] += 1
-        connection = socket.create_connection((host, int(port)))
-        head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: {server.address}\r\nconnection: close\r\n"
-                f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n")
-        connection.sendall(head.encode() + data)
-        status = connection.recv(1 << 12).split(b"\r\n")[0]
-        if status != b"HTTP/1.1 200 OK":
-            sys.exit(f"a client was told {status.decode()}")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, READ_BYTES)
         waiting.register(connection, selectors.EVENT_READ, number)
 
     for number in range(clients):

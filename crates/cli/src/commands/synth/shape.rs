@@ -405,6 +405,15 @@ const SHAPES: &[Shape] = &[
     TINY_QWEN35,
     Shape { name: "tiny-qwen3.5-moe", feed_forward: experts(16, 4, 128, Some(128)), ..TINY_QWEN35 },
     Shape { name: "tiny-qwen3.5-tied", tied: true, ..TINY_QWEN35 },
+    Shape {
+        name: "tiny-pebble",
+        layers: 8,
+        context: 8192,
+        head_dim: 128,
+        feed_forward: experts(32, 4, 128, Some(128)),
+        tied: true,
+        ..TINY_QWEN35
+    },
     TINY_QWEN3,
     Shape { name: "tiny-qwen3-moe", feed_forward: experts(16, 4, 128, None), ..TINY_QWEN3 },
     Shape {
