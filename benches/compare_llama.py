@@ -106,7 +106,7 @@ def page(report):
     layers = f"first {report['layers']} layers" if report["layers"] else "all layers"
     return "\n".join([
         f"# {report['like']}, {layers}, {report['date']}", "",
-        f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
+        f"{peer.facts(m)}; "
         f"{report['threads']} threads, {len(report['rounds'])} rounds in turns, best of {report['repeat']} in each; load before: {report['load_before']:.2f}.",
         f"millstream {report['millstream']} ({report['isa']}) on MLX affine 4-bit g32; llama.cpp ({report['llama']}) "
         f"on {report['gguf']}.", "",
@@ -167,11 +167,7 @@ def main():
         "command": peer.command_line("compare_llama.py"),
         "summary": summary(rounds), "rounds": rounds,
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    stem = options.results / f"{date}-{re.sub('[^A-Za-z0-9.-]+', '-', options.machine) or 'machine'}"
-    stem.with_name(stem.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
-    stem.with_name(stem.name + ".md").write_text(page(report))
-    print(page(report))
+    peer.keep(options.results, f"{date}-", options.machine, report, page(report))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import platform
-import re
 import statistics
 import sys
 
@@ -72,7 +71,7 @@ def page(report):
                     f"{100 * r['auto_auto']['median']:.2f} % ({100 * r['auto_auto']['most']:.2f}) |")
     return "\n".join([
         f"# In memory, with and without streaming: {report['model']}, {report['date']}", "",
-        f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
+        f"{peer.facts(m)}; "
         f"{report['threads']} threads, {len(report['rounds'])} rounds in turns, best of {report['repeat']} in each run; "
         f"load before: {report['load_before']:.2f}. millstream {report['millstream']} ({report['isa']}).", "",
         "| tokens/s, median | auto | never | ratio | auto and never differ by: median (most) | auto and auto again |",
@@ -117,11 +116,7 @@ def main():
         "isa": rounds[0]["auto"]["isa"], "command": peer.command_line("compare_resident.py"),
         "summary": summary(rounds), "rounds": rounds,
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    stem = options.results / f"{date}-resident-{re.sub('[^A-Za-z0-9.-]+', '-', options.machine) or 'machine'}"
-    stem.with_name(stem.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
-    stem.with_name(stem.name + ".md").write_text(page(report))
-    print(page(report))
+    peer.keep(options.results, f"{date}-resident-", options.machine, report, page(report))
 
 
 if __name__ == "__main__":

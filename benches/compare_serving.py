@@ -15,7 +15,6 @@ Writes results/<date>-serving-<machine>.json and .md.
 
 import argparse
 import datetime
-import json
 import os
 import pathlib
 import platform
@@ -81,7 +80,7 @@ def page(report):
     layers = f"first {report['layers']} layers" if report["layers"] else "all layers"
     return "\n".join([
         f"# {report['like']}, {layers}, served, {report['date']}", "",
-        f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
+        f"{peer.facts(m)}; "
         f"{report['threads']} threads, {len(rounds)} rounds in turns, best of {report['repeat']} in each; "
         f"load before: {report['load_before']:.2f}.",
         f"millstream {report['millstream']} on MLX affine 4-bit g32; llama.cpp ({report['llama']}) on Q4_1: the same weights. "
@@ -139,11 +138,7 @@ def main():
         "millstream": peer.run([options.millstream, "--version"]).split()[-1], "llama": build,
         "command": peer.command_line("compare_serving.py"), "rounds": rounds,
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    stem = options.results / f"{date}-serving-{re.sub('[^A-Za-z0-9.-]+', '-', options.machine) or 'machine'}"
-    stem.with_name(stem.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
-    stem.with_name(stem.name + ".md").write_text(page(report))
-    print(page(report))
+    peer.keep(options.results, f"{date}-serving-", options.machine, report, page(report))
 
 
 if __name__ == "__main__":

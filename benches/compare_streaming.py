@@ -237,7 +237,7 @@ def page(report):
     m = report["machine"]
     lines = [
         f"# Larger than memory: {report['shape']}, {report['date']}", "",
-        f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; disk with "
+        f"{peer.facts(m)}; disk with "
         f"{report['read_ahead_kb']['llama_default']} KiB of read-ahead; {report['threads']} threads, {report['round_count']} "
         f"rounds in turns, load before: {report['load_before']:.2f}.",
         f"millstream {report['millstream']} ({report['isa']}) on MLX affine 4-bit g32; llama.cpp ({report['llama']}) on "

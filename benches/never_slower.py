@@ -62,7 +62,7 @@ def save(args, cells):
     """Writes what was measured so far; the lines of the page."""
     failed = [cell for cell in cells if cell["high"] < LEAST]
     m = machine()
-    facts = (f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
+    facts = (f"{peer.facts(m)}; "
              f"{args.threads} threads.")
     lines = [f"# Speculation beside plain decoding, {datetime.date.today()}", "", facts, "",
              f"Speed with drafts over speed without: mean of {args.pairs} interleaved pairs, 90 % interval of the mean. "

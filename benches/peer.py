@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -34,6 +35,21 @@ def command_line(script):
         option, equals, value = argument.rpartition("=")
         return f"{option}{equals}…/{pathlib.Path(value).name}" if os.path.isabs(value) else argument
     return " ".join([f"benches/{script}", *map(plain, sys.argv[1:])])
+
+
+def facts(machine):
+    """A machine in words, for a results page."""
+    return (f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}), {machine['memory_gb']} GB, "
+            f"{machine['system']}")
+
+
+def keep(folder, kind, machine, report, page):
+    """Writes a report as JSON and as a page, and prints the page. `kind` is how their names begin."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = kind + (re.sub("[^A-Za-z0-9.-]+", "-", machine) or "machine")
+    (folder / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+    (folder / f"{name}.md").write_text(page)
+    print(page)
 
 
 def synthesize(millstream, like, layers, seed, folder, router=None, formats=("mlx", "gguf")):

@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 import platform
-import re
 import selectors
 import socket
 import statistics
@@ -271,7 +270,7 @@ def page(report):
                  f"best speed, {100 * statistics.median(speeds) / max(speeds):.0f} in the median.", ""] if speeds else []
     return "\n".join([
         f"# The server, {report['date']}", "",
-        f"{m['cpu']}, {m['cores']} cores ({', '.join(m['instructions'])}), {m['memory_gb']} GB, {m['system']}; "
+        f"{peer.facts(m)}; "
         f"{report['threads']} threads, {report['repeat']} of a kind in a round; load before: {report['load_before']:.2f}. "
         f"millstream {report['millstream']}.", "",
         "| medians over rounds | first | second | ratio | least – most | goal |", "|---|---|---|---|---|---|", *rows, "",
@@ -313,11 +312,7 @@ def main():
         "millstream": peer.run([options.millstream, "--version"]).split()[-1],
         "command": peer.command_line("serve_rate.py"), "rounds": rounds,
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    stem = options.results / f"{date}-serve-{re.sub('[^A-Za-z0-9.-]+', '-', options.machine) or 'machine'}"
-    stem.with_name(stem.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
-    stem.with_name(stem.name + ".md").write_text(page(report))
-    print(page(report))
+    peer.keep(options.results, f"{date}-serve-", options.machine, report, page(report))
 
 
 if __name__ == "__main__":
