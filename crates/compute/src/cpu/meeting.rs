@@ -95,6 +95,11 @@ impl<R> Seat<R> {
         Arrival(before)
     }
 
+    /// Whether all members have arrived.
+    pub(crate) fn are_all_there(&self, Arrival(before): &Arrival) -> bool {
+        self.meeting.times.0.load(Ordering::Acquire) != *before
+    }
+
     /// Returns when all members have arrived.
     pub(crate) fn wait(&self, Arrival(before): Arrival) {
         let Meeting { times, has_left, .. } = &*self.meeting;

@@ -97,8 +97,7 @@ impl Scratch {
     }
 
     fn job<'a>(&self, id: u32, expert: Expert<'a>, k: usize) -> Job<'a> {
-        let slots = self.pairs_of(id).to_vec();
-        Job { expert, rows: slots.iter().map(|pair| pair / k as u32).collect(), slots }
+        Job::of(expert, self.pairs_of(id).to_vec(), k)
     }
 }
 
@@ -110,6 +109,11 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
+    /// An expert for some (row, rank) pairs.
+    fn of(expert: Expert<'a>, pairs: Vec<u32>, k: usize) -> Job<'a> {
+        Job { expert, rows: pairs.iter().map(|pair| pair / k as u32).collect(), slots: pairs }
+    }
+
     fn is_integer(&self) -> bool {
         let Expert { gate, up, down, .. } = self.expert;
         [gate, up, down].iter().all(|w| w.encoding.is_integer())

@@ -5,12 +5,15 @@
 //! close to f64, and every other run has its bits.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use half::bf16;
 use machine::pages::Pages;
 
 use super::super::activation::testing::{Random, assert_same_bits, isas};
 use super::super::dot::tests::{random_weight, value};
+use super::super::meeting::{Meeting, Seat};
+use super::together::{self, Room};
 use super::*;
 use crate::bank::{BiasWeight, ResidentBank, ResidentExpert};
 use crate::{Encoding, Float, Take, Tally, Weight};
@@ -481,6 +484,80 @@ fn an_expert_that_does_not_come_fails_its_rows_alone() {
                 assert_same_bits(&got[part.clone()], &whole[part]);
             }
             assert!(got.iter().all(|x| x.is_finite()));
+        }
+    }
+}
+
+/// A run by several members, each with the next of the rows; one of them is late.
+fn run_together(
+    case: &Case,
+    layer: &Layer,
+    inputs: &Inputs,
+    counts: &[usize],
+    late: usize,
+) -> Vec<f32> {
+    let isa = machine::cpu::isa();
+    let meeting = Arc::new(Meeting::<Room>::default());
+    let run = |mut seat: Seat<Room>| {
+        if seat.me == late {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        let _guard = seat.guard();
+        let rows: Vec<Inputs> =
+            (seat.first_row..seat.first_row + seat.rows).map(|row| inputs.row(row)).collect();
+        let routing = RoutingTable {
+            ids: rows.iter().flat_map(|row| row.routing.ids.clone()).collect(),
+            weights: rows.iter().flat_map(|row| row.routing.weights.clone()).collect(),
+        };
+        let x: Vec<f32> = rows.iter().flat_map(|row| row.x.clone()).collect();
+        let gates: Vec<f32> = rows.iter().flat_map(|row| row.gates.clone()).collect();
+        let shared = layer.shared.as_ref().map(|(expert, _)| {
+            let [gate, up, down] = expert.projections.each_ref().map(Weight::view);
+            let is_gated = case.shared.is_some_and(|(_, is_gated)| is_gated);
+            Shared { expert: Expert::new(gate, up, down), gate: is_gated.then_some(&gates[..]) }
+        });
+        let (mut own, mut out) = (vec![f32::NAN; x.len()], vec![f32::NAN; x.len()]);
+        let (mut scratch, rows) = (Scratch::default(), seat.rows);
+        // Two layers: the second finds what the first has left.
+        for _ in 0..2 {
+            let (seat, scratch) = (&mut seat, &mut scratch);
+            let shared = shared.as_ref();
+            together::run(
+                isa,
+                seat,
+                scratch,
+                1,
+                &x,
+                rows,
+                &routing,
+                &layer.bank,
+                shared,
+                &mut own,
+                &mut out,
+            );
+        }
+        out
+    };
+    std::thread::scope(|scope| {
+        let seats = Meeting::seats(&meeting, counts.iter().copied());
+        let members: Vec<_> = seats.into_iter().map(|seat| scope.spawn(|| run(seat))).collect();
+        members.into_iter().flat_map(|member| member.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn whoever_is_late_every_row_has_its_bits() {
+    for encoding in [affine(4, 64, Float::Bf16), BF16] {
+        let case = Case::new(SWIGLU, encoding).shared(encoding, true);
+        let layer = Layer::new(&case, 7);
+        for counts in [&[5, 4][..], &[1, 6, 2]] {
+            let inputs = Inputs::new(9, 8);
+            let mut pool = Pool::new(1);
+            let (want, _) =
+                run_op(machine::cpu::isa(), &mut pool, &case, &layer, &layer.bank, &inputs);
+            for late in 0..counts.len() {
+                assert_same_bits(&run_together(&case, &layer, &inputs, counts, late), &want);
+            }
         }
     }
 }

@@ -2,6 +2,8 @@
 //! room, take experts in turns, each for all rows that want it, and fetch what came of their rows. Every row gets the same
 //! bits as in a step on its own. For banks that have all experts in memory.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use machine::cpu::Isa;
 
 use super::super::dot::Target;
@@ -24,6 +26,8 @@ pub(crate) struct Room {
     ids: Vec<u32>,
     /// `[rows · k, hidden]`
     slots: Vec<f32>,
+    /// `[rows · k]`: whether somebody has begun with it.
+    taken: Vec<AtomicBool>,
     shares: Shares,
     /// How members write to it.
     table: Option<Table>,
@@ -36,6 +40,21 @@ struct Table {
     writer: Writer<'static>,
     ids: SharedMut<u32>,
     slots: SharedMut<f32>,
+    taken: SharedMut<AtomicBool>,
+}
+
+impl Table {
+    /// The pairs among these, counted from `first`, that nobody has begun with: they are the caller's now.
+    ///
+    /// # Safety
+    /// The room has them, and the round is not over.
+    unsafe fn take(&self, first: usize, pairs: &[u32]) -> Vec<u32> {
+        // SAFETY: the caller's promise.
+        let is_free = |&&pair: &&u32| unsafe {
+            !(*self.taken.at(first + pair as usize)).swap(true, Ordering::Relaxed)
+        };
+        pairs.iter().filter(is_free).copied().collect()
+    }
 }
 
 impl Room {
@@ -62,11 +81,15 @@ impl Room {
         self.ids.resize(rows * k, 0);
         self.slots.resize(rows * k * hidden, 0.0);
         self.activations.resize(isa, rows, hidden, Forms::ALL);
+        self.taken.clear();
+        self.taken.resize_with(rows * k, AtomicBool::default);
         self.shares.reset(members);
         // SAFETY: nothing of the room is resized before the members have left it.
         let writer = unsafe { self.activations.writer().detached() };
         let (x, ids) = (SharedMut(self.x.as_mut_ptr()), SharedMut(self.ids.as_mut_ptr()));
-        let table = Table { x, writer, ids, slots: SharedMut(self.slots.as_mut_ptr()) };
+        let (slots, taken) =
+            (SharedMut(self.slots.as_mut_ptr()), SharedMut(self.taken.as_mut_ptr()));
+        let table = Table { x, writer, ids, slots, taken };
         self.table = Some(table);
         table
     }
@@ -121,6 +144,23 @@ pub(crate) fn run(
         let job = Job { expert: shared.expert, rows: every.clone(), slots: every };
         whole_expert(&Call { isa, activation, x, rows, k, target }, &job, own_rows);
     }
+    // Who is early begins with experts for its own rows: that unpacks some of them twice, but waiting does nothing at all.
+    if !seat.are_all_there(&arrival) {
+        group(scratch, &routing.ids, k);
+        // SAFETY: this member's rows.
+        let start = unsafe { table.slots.at(first * k * hidden) };
+        let target = Target { start, stride: hidden, column: 0 };
+        let call = Call { isa, activation, x, rows, k, target };
+        for &id in &scratch.wanted {
+            if seat.are_all_there(&arrival) {
+                break;
+            }
+            // SAFETY: this member's pairs, in a round it has not left.
+            let slots = unsafe { table.take(first * k, scratch.pairs_of(id)) };
+            let expert = bank.resident(layer, id).expect("an expert that stays in memory");
+            whole_expert(&call, &Job::of(expert, slots, k), &scratch.activations);
+        }
+    }
     seat.wait(arrival);
     // Until all have waited again it is only read, but for the slots.
     let room = seat.room();
@@ -140,8 +180,12 @@ pub(crate) fn run(
     wanted.sort_unstable();
     shares.work(wanted.len(), me, |task| {
         let id = wanted[task];
-        let expert = bank.resident(layer, id).expect("an expert that stays in memory");
-        whole_expert(&call, &scratch.job(id, expert, k), activations);
+        // SAFETY: pairs of all members, in a round that this one has not left.
+        let slots = unsafe { table.take(0, scratch.pairs_of(id)) };
+        if !slots.is_empty() {
+            let expert = bank.resident(layer, id).expect("an expert that stays in memory");
+            whole_expert(&call, &Job::of(expert, slots, k), activations);
+        }
     });
     scratch.wanted = wanted;
     seat.wait(seat.arrive());
