@@ -369,18 +369,22 @@ fn draw(runs: Runs<'_>, params: &SamplingParams, uniform: f64, scratch: &mut Dra
     let limits_count = params.top_k > 0 && params.top_k < runs.logits().len();
     let filters = limits_count || top_p < 1.0 || min_p > 0.0;
 
+    let drawn_mass = (!filters).then(|| runs.mass(inverse));
+    // The likeliest weighs 1: where it is drawn, nothing has to be ranked.
+    if drawn_mass.is_some_and(|mass| uniform * mass < 1.0) {
+        return first_of_best(runs);
+    }
     // Sorting a vocabulary for a token that is nearly always among the first few would be a waste.
     let count = if limits_count { params.top_k } else { FIRST_RANKED };
     let DrawScratch { candidates, weights, spread } = scratch;
     rank(runs, count, candidates);
     weights.clear();
     weights.extend(candidates.iter().map(|c| runs.weight(c.logit, inverse)));
-    let all_mass = if limits_count {
-        weights.iter().sum()
-    } else if top_p < 1.0 || !filters {
-        runs.mass(inverse)
-    } else {
-        f64::INFINITY // min_p does not look at it
+    let all_mass = match drawn_mass {
+        Some(mass) => mass,
+        None if limits_count => weights.iter().sum(),
+        None if top_p < 1.0 => runs.mass(inverse),
+        None => f64::INFINITY, // min_p does not look at it
     };
     // The likeliest candidate weighs 1, so min_p is a bound on the weight itself.
     let reach = if top_p < 1.0 { top_p * all_mass } else { f64::INFINITY };

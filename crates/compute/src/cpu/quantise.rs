@@ -93,8 +93,12 @@ impl Plain for i8 {}
 impl Plain for f32 {}
 
 impl<T: Plain> Lines<T> {
-    fn resize(&mut self, count: usize) {
-        self.lines.resize((count * size_of::<T>()).div_ceil(64), Line([0; 64]));
+    /// Makes room for so many at least.
+    fn grow(&mut self, count: usize) {
+        let lines = (count * size_of::<T>()).div_ceil(64);
+        if lines > self.lines.len() {
+            self.lines.resize(lines, Line([0; 64]));
+        }
     }
 
     fn count(&self) -> usize {
@@ -125,19 +129,19 @@ impl<T: Plain> std::ops::DerefMut for Lines<T> {
 }
 
 impl Activations {
-    /// Sets the shape; contents are undefined until [`Activations::fill`].
+    /// Sets the shape; contents are undefined until [`Activations::fill`]. Room is kept: experts have now one row and now
+    /// four, and what would be given up and taken again would be zeroed each time.
     pub(crate) fn resize(&mut self, isa: Isa, rows: usize, cols: usize, forms: Forms) {
         (self.rows, self.cols, self.blocks) = (rows, cols, padded_blocks(cols));
         let values = rows * self.blocks * BLOCK;
-        self.values.resize(values, 0);
-        self.scale.resize(rows * self.blocks);
-        self.sum.resize(rows * self.blocks);
-        self.integer_sum.resize(rows * self.blocks, 0);
+        self.values.resize(values.max(self.values.len()), 0);
+        self.scale.grow(rows * self.blocks);
+        self.sum.grow(rows * self.blocks);
+        self.integer_sum.resize((rows * self.blocks).max(self.integer_sum.len()), 0);
         self.forms = if matches!(isa, Isa::Avx512 | Isa::Amx) { forms } else { Forms::NONE };
-        // The other keeps its room for the next call, unless tiles are used.
         let bytes = if self.forms == Forms::NONE { 0 } else { 2 * values };
-        self.planes.resize(bytes);
-        self.paired.resize(bytes);
+        self.planes.grow(bytes);
+        self.paired.grow(bytes);
         self.transposed = rows > 1 || cols < CHUNK;
     }
 
