@@ -97,7 +97,8 @@ impl Scratch {
     }
 
     fn job<'a>(&self, id: u32, expert: Expert<'a>, k: usize) -> Job<'a> {
-        Job::of(expert, self.pairs_of(id).to_vec(), k)
+        let slots = self.pairs_of(id).to_vec();
+        Job { expert, rows: slots.iter().map(|pair| pair / k as u32).collect(), slots }
     }
 }
 
@@ -109,9 +110,10 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// An expert for some (row, rank) pairs.
-    fn of(expert: Expert<'a>, pairs: Vec<u32>, k: usize) -> Job<'a> {
-        Job { expert, rows: pairs.iter().map(|pair| pair / k as u32).collect(), slots: pairs }
+    /// All of it, on one thread.
+    fn run(&self, call: &Call<'_>, activations: &Activations) {
+        let pairs = Rows { inputs: &self.rows, outputs: &self.slots };
+        whole_expert(call, &self.expert, pairs, activations);
     }
 
     fn is_integer(&self) -> bool {
@@ -275,12 +277,12 @@ fn run_small(
             if call.is_narrow() && jobs.len() >= WHOLE_FOR_EACH * pool.thread_count() {
                 jobs.sort_by_key(|job| job.expert.gate.codes.as_ptr());
                 let activations = &scratch.activations;
-                pool.run_near(jobs.len(), &|job| whole_expert(call, &jobs[job], activations));
+                pool.run_near(jobs.len(), &|job| jobs[job].run(call, activations));
             } else if jobs.iter().all(Job::is_integer) {
                 small_call(call, pool, scratch, &jobs);
             } else {
                 let activations = &scratch.activations;
-                pool.run(jobs.len(), &|job| whole_expert(call, &jobs[job], activations));
+                pool.run(jobs.len(), &|job| jobs[job].run(call, activations));
             }
         });
         if let Some(job) = shared.take() {
@@ -315,7 +317,7 @@ fn run_large(
         let mut take = |ready: &[(u32, Expert<'_>)]| {
             for &(id, expert) in ready {
                 for piece in scratch.job(id, expert, call.k).pieces(ROUTED_PIECE) {
-                    whole_expert(call, &piece, activations);
+                    piece.run(call, activations);
                 }
             }
         };
@@ -325,7 +327,7 @@ fn run_large(
             }
             let piece = next_piece.fetch_add(1, Ordering::Relaxed);
             if let Some(piece) = pieces.get(piece) {
-                whole_expert(call, piece, activations);
+                piece.run(call, activations);
             } else if visit.next(1, true, &mut take) == Turn::Finished {
                 return;
             }

@@ -5,6 +5,9 @@
 
 use super::lanes::{LANES, exp, sum_lanes, versions};
 
+/// Groups of lanes whose logits are kept on the stack.
+const MOST_GROUPS: usize = 16;
+
 /// How router logits become weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoutingScheme {
@@ -41,24 +44,7 @@ fn top_k_body(logits: &[f32], scheme: RoutingScheme, ids: &mut [u32], weights: &
         return;
     }
 
-    // Insertion into the list of the best so far; `weights` holds their logits for now.
-    let mut found = 0;
-    for (id, &logit) in logits.iter().enumerate() {
-        let logit = finite(logit);
-        if found == k && logit <= weights[k - 1] {
-            continue;
-        }
-        let mut place = if found < k { found } else { k - 1 };
-        while place > 0 && weights[place - 1] < logit {
-            weights[place] = weights[place - 1];
-            ids[place] = ids[place - 1];
-            place -= 1;
-        }
-        weights[place] = logit;
-        ids[place] = id as u32;
-        found = (found + 1).min(k);
-    }
-
+    choose(logits, ids, weights);
     let largest = weights[0];
     let over_all = matches!(scheme, RoutingScheme::SoftmaxThenTopK { renormalise: false });
     let all = if over_all { sum_exp(logits, largest) } else { 0.0 };
@@ -72,6 +58,63 @@ fn top_k_body(logits: &[f32], scheme: RoutingScheme, ids: &mut [u32], weights: &
     for weight in weights {
         *weight /= total;
     }
+}
+
+/// The largest logits and whose they are. Looking for the largest again and again has no branch that depends on them; a
+/// list of the best so far has many.
+#[inline(always)]
+fn choose(logits: &[f32], ids: &mut [u32], best: &mut [f32]) {
+    // What was chosen, and what fills the last group, is less than all that is finite.
+    const NONE: f32 = f32::NEG_INFINITY;
+    let mut room = [[NONE; LANES]; MOST_GROUPS];
+    let mut more = Vec::new();
+    let count = logits.len().div_ceil(LANES);
+    let groups = if count <= MOST_GROUPS {
+        &mut room[..count]
+    } else {
+        more.resize(count, [NONE; LANES]);
+        &mut more[..]
+    };
+    for (group, logits) in groups.iter_mut().zip(logits.chunks(LANES)) {
+        for (to, &logit) in group.iter_mut().zip(logits) {
+            *to = finite(logit);
+        }
+    }
+    for (id, best) in ids.iter_mut().zip(best) {
+        let mut most = [NONE; LANES];
+        for group in &*groups {
+            for l in 0..LANES {
+                most[l] = if group[l] > most[l] { group[l] } else { most[l] };
+            }
+        }
+        *best = reduce(most, |a, b| if b > a { b } else { a });
+        // The first that has it.
+        for (number, group) in groups.iter_mut().enumerate() {
+            let mut hits = [0u32; LANES];
+            for l in 0..LANES {
+                hits[l] = if group[l] == *best { 1 << l } else { 0 };
+            }
+            let first = reduce(hits, |a, b| a | b).trailing_zeros() as usize;
+            if first < LANES {
+                *id = (number * LANES + first) as u32;
+                group[first] = NONE;
+                break;
+            }
+        }
+    }
+}
+
+/// All lanes in one, by halves.
+#[inline(always)]
+fn reduce<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            lanes[l] = join(lanes[l], lanes[l + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 #[inline(always)]

@@ -31,6 +31,8 @@ struct Buffers {
     /// Gates and ups of a row, told apart.
     apart: Vec<f32>,
     activations: Activations,
+    /// 0, 1, 2, …
+    numbers: Vec<u32>,
     #[cfg(target_arch = "x86_64")]
     tiles: super::super::matmul::TileSets,
 }
@@ -156,28 +158,35 @@ fn glu_of_pairs(isa: Isa, kind: Activation, pairs: &[f32], apart: &mut Vec<f32>,
     glu(isa, kind, gates, ups, out);
 }
 
-/// One expert for all its rows, on one thread.
-pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activations) {
+/// One expert on one thread, from rows of the activations to slots of the output.
+pub(super) fn whole_expert(
+    call: &Call<'_>,
+    expert: &Expert<'_>,
+    Rows { inputs, outputs: slots }: Rows<'_>,
+    activations: &Activations,
+) {
     let (isa, activation, x, out) = (call.isa, call.activation, call.x, call.target);
-    let Expert { gate, up, down, biases, is_interleaved } = job.expert;
-    let (count, width, cols) = (job.rows.len(), gate.rows, gate.cols);
+    let Expert { gate, up, down, biases, is_interleaved } = *expert;
+    let (count, width, cols) = (inputs.len(), gate.rows, gate.cols);
     BUFFERS.with_borrow_mut(|buffers| {
         for buffer in [&mut buffers.gate, &mut buffers.up, &mut buffers.hidden] {
             buffer.resize(buffer.len().max(count * width), 0.0);
         }
-        let outputs: Vec<u32> = (0..count as u32).collect();
-        let rows = Rows { inputs: &job.rows, outputs: &outputs };
+        let numbers = &mut buffers.numbers;
+        numbers.extend(numbers.len() as u32..count as u32);
+        let outputs = &numbers[..count];
+        let rows = Rows { inputs, outputs };
         #[cfg(target_arch = "x86_64")]
         let tiles = uses_tiles(isa, count, cols);
         if !(gate.encoding.is_integer() && up.encoding.is_integer()) {
             buffers.gathered.resize(buffers.gathered.len().max(count * cols), 0.0);
-            for (to, &row) in buffers.gathered.chunks_exact_mut(cols).zip(&job.rows) {
+            for (to, &row) in buffers.gathered.chunks_exact_mut(cols).zip(inputs) {
                 to.copy_from_slice(&x[row as usize * cols..][..cols]);
             }
         }
         #[cfg(target_arch = "x86_64")]
         if tiles {
-            buffers.tiles.pack(activations, &job.rows, &[gate, up]);
+            buffers.tiles.pack(activations, inputs, &[gate, up]);
         }
         let products = [(&gate, biases[0], &mut buffers.gate), (&up, biases[1], &mut buffers.up)];
         for (w, bias, to) in products {
@@ -199,9 +208,9 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
                     );
                 } else {
                     let x = &buffers.gathered[..count * cols];
-                    dense::multiply_rows(isa, w, 0..width, x, &outputs, target);
+                    dense::multiply_rows(isa, w, 0..width, x, outputs, target);
                 }
-                add_bias(isa, bias, 0..width, &mut buffers.bias, &outputs, target);
+                add_bias(isa, bias, 0..width, &mut buffers.bias, outputs, target);
             }
         }
         let size = count * width;
@@ -228,7 +237,7 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
                 }
                 #[cfg(target_arch = "x86_64")]
                 if tiles {
-                    buffers.tiles.pack(&buffers.activations, &outputs, &[down]);
+                    buffers.tiles.pack(&buffers.activations, outputs, &[down]);
                 }
                 #[cfg(target_arch = "x86_64")]
                 let sets = tiles.then_some(&buffers.tiles);
@@ -237,16 +246,16 @@ pub(super) fn whole_expert(call: &Call<'_>, job: &Job<'_>, activations: &Activat
                     &down,
                     0..down.rows,
                     &buffers.activations,
-                    Rows { inputs: &outputs, outputs: &job.slots },
+                    Rows { inputs: outputs, outputs: slots },
                     #[cfg(target_arch = "x86_64")]
                     sets,
                     out,
                 );
             } else {
                 let x = &buffers.hidden[..size];
-                dense::multiply_rows(isa, &down, 0..down.rows, x, &job.slots, out);
+                dense::multiply_rows(isa, &down, 0..down.rows, x, slots, out);
             }
-            add_bias(isa, biases[2], 0..down.rows, &mut buffers.bias, &job.slots, out);
+            add_bias(isa, biases[2], 0..down.rows, &mut buffers.bias, slots, out);
         }
     });
 }

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use machine::cpu::Isa;
 
-use super::super::dot::Target;
+use super::super::dot::{Rows, Target};
 use super::super::matmul::SharedMut;
 use super::super::meeting::{Seat, Shares};
 use super::super::quantise::{Activations, Forms, Writer};
-use super::{Call, Job, RoutingTable, Scratch, Shared, group, sum_row, whole_expert};
+use super::{Call, RoutingTable, Scratch, Shared, group, sum_row, whole_expert};
 use crate::bank::ExpertBank;
 
 /// What rows of all threads have in common in one layer.
@@ -43,17 +43,28 @@ struct Table {
     taken: SharedMut<AtomicBool>,
 }
 
-impl Table {
-    /// The pairs among these, counted from `first`, that nobody has begun with: they are the caller's now.
+/// Pairs that a member has taken, and their rows.
+#[derive(Default)]
+struct Taken {
+    rows: Vec<u32>,
+    slots: Vec<u32>,
+}
+
+impl Taken {
+    /// Takes those of an expert's pairs, counted from `first`, that nobody has begun with, instead of what it had.
     ///
     /// # Safety
     /// The room has them, and the round is not over.
-    unsafe fn take(&self, first: usize, pairs: &[u32]) -> Vec<u32> {
+    unsafe fn take(&mut self, table: &Table, first: usize, pairs: &[u32], k: usize) -> Rows<'_> {
         // SAFETY: the caller's promise.
         let is_free = |&&pair: &&u32| unsafe {
-            !(*self.taken.at(first + pair as usize)).swap(true, Ordering::Relaxed)
+            !(*table.taken.at(first + pair as usize)).swap(true, Ordering::Relaxed)
         };
-        pairs.iter().filter(is_free).copied().collect()
+        self.slots.clear();
+        self.slots.extend(pairs.iter().filter(is_free));
+        self.rows.clear();
+        self.rows.extend(self.slots.iter().map(|pair| pair / k as u32));
+        Rows { inputs: &self.rows, outputs: &self.slots }
     }
 }
 
@@ -141,9 +152,10 @@ pub(crate) fn run(
     if let Some(shared) = shared {
         let target = Target { start: own.as_mut_ptr(), stride: hidden, column: 0 };
         let every: Vec<u32> = (0..rows as u32).collect();
-        let job = Job { expert: shared.expert, rows: every.clone(), slots: every };
-        whole_expert(&Call { isa, activation, x, rows, k, target }, &job, own_rows);
+        let call = Call { isa, activation, x, rows, k, target };
+        whole_expert(&call, &shared.expert, Rows { inputs: &every, outputs: &every }, own_rows);
     }
+    let mut taken = Taken::default();
     // Who is early begins with experts for its own rows: that unpacks some of them twice, but waiting does nothing at all.
     if !seat.are_all_there(&arrival) {
         group(scratch, &routing.ids, k);
@@ -156,9 +168,9 @@ pub(crate) fn run(
                 break;
             }
             // SAFETY: this member's pairs, in a round it has not left.
-            let slots = unsafe { table.take(first * k, scratch.pairs_of(id)) };
+            let pairs = unsafe { taken.take(&table, first * k, scratch.pairs_of(id), k) };
             let expert = bank.resident(layer, id).expect("an expert that stays in memory");
-            whole_expert(&call, &Job::of(expert, slots, k), &scratch.activations);
+            whole_expert(&call, &expert, pairs, &scratch.activations);
         }
     }
     seat.wait(arrival);
@@ -181,10 +193,10 @@ pub(crate) fn run(
     shares.work(wanted.len(), me, |task| {
         let id = wanted[task];
         // SAFETY: pairs of all members, in a round that this one has not left.
-        let slots = unsafe { table.take(0, scratch.pairs_of(id)) };
-        if !slots.is_empty() {
+        let pairs = unsafe { taken.take(&table, 0, scratch.pairs_of(id), k) };
+        if !pairs.inputs.is_empty() {
             let expert = bank.resident(layer, id).expect("an expert that stays in memory");
-            whole_expert(&call, &Job::of(expert, slots, k), activations);
+            whole_expert(&call, &expert, pairs, activations);
         }
     });
     scratch.wanted = wanted;
