@@ -336,9 +336,9 @@ fn sums_of_fours([a, b, c, d]: [__m512; FOURS]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn twos(a: __m512, b: __m512) -> __m512 {
-    // A shuffle and a blend, which has a choice of ports.
-    let crossed = _mm512_shuffle_ps::<0b01_00_11_10>(a, b);
-    _mm512_add_ps(_mm512_mask_blend_ps(0b1100_1100_1100_1100, a, b), crossed)
+    let (first, last) =
+        (_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b));
+    _mm512_add_ps(first, last)
 }
 
 /// In each block of four lanes: neighbours of `a` added, then those of `b`.
