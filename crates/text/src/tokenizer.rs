@@ -4,6 +4,7 @@
 //! depends on the decoder the file declares, so the decoder is classified once into a [`Scheme`];
 //! the detokeniser streams exactly for the two schemes language models use and falls back for the rest.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ struct Shared {
     inner: tokenizers::Tokenizer,
     scheme: Scheme,
     vocab_size: usize,
+    special: BTreeSet<u32>,
 }
 
 /// How token strings become bytes, as declared by the decoder of the file.
@@ -49,12 +51,18 @@ impl Tokenizer {
         inner.with_padding(None);
 
         let scheme = Scheme::of(&inner);
-        let added = inner.get_added_vocabulary().get_added_tokens_decoder();
+        let vocabulary = inner.get_added_vocabulary();
+        let added = vocabulary.get_added_tokens_decoder();
         let last_added = added.keys().max().map_or(0, |&id| id as usize + 1);
         let last_model =
             inner.get_model().get_vocab().values().max().map_or(0, |&id| id as usize + 1);
         let vocab_size = last_added.max(last_model);
-        Ok(Self { shared: Arc::new(Shared { inner, scheme, vocab_size }) })
+        // As decoding has it: by the string that the decoder is given.
+        let is_special = |&id: &u32| {
+            vocabulary.simple_id_to_token(id).is_some_and(|t| vocabulary.is_special_token(&t))
+        };
+        let special = added.keys().copied().filter(is_special).collect();
+        Ok(Self { shared: Arc::new(Shared { inner, scheme, vocab_size, special }) })
     }
 
     /// Token ids of `text`. With `add_special_tokens` the file's post-processor adds its BOS and EOS;
@@ -93,8 +101,7 @@ impl Tokenizer {
 
     /// Whether the file marks this token as special: control, not text.
     pub fn is_special(&self, id: u32) -> bool {
-        self.decoder_token(id)
-            .is_some_and(|token| self.shared.inner.get_added_vocabulary().is_special_token(&token))
+        self.shared.special.contains(&id)
     }
 
     /// The raw bytes one token contributes to the decoded text, wherever it stands: half a character
