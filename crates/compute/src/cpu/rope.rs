@@ -156,6 +156,34 @@ impl Rope {
     }
 }
 
+/// Cosines and sines for the rows of a step: layers ask for the same ones again and again, for queries and for keys.
+#[derive(Default)]
+pub(crate) struct Turns {
+    rope: Option<Rope>,
+    positions: Vec<u32>,
+    /// `[rows, rotary_dim]`: the cosines of a row, then its sines.
+    table: Vec<f32>,
+}
+
+impl Turns {
+    /// Those of rows at these positions.
+    pub(crate) fn of(&mut self, rope: &Rope, positions: &[u32]) -> &[f32] {
+        if self.rope.as_ref() != Some(rope) || self.positions != positions {
+            self.table.clear();
+            self.table.resize(positions.len() * rope.rotary_dim, 0.0);
+            let rows = self.table.chunks_exact_mut(rope.rotary_dim.max(1));
+            for (row, &position) in rows.zip(positions) {
+                let (cos, sin) = row.split_at_mut(rope.rotary_dim / 2);
+                rope.table(position as usize, cos, sin);
+            }
+            self.rope = Some(rope.clone());
+            self.positions.clear();
+            self.positions.extend_from_slice(positions);
+        }
+        &self.table
+    }
+}
+
 versions! {
     /// Turns the leading `2 * cos.len()` dimensions of each head of `head_dim` in place.
     pub(crate) fn rotate(heads: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) = rotate_body
@@ -314,5 +342,28 @@ mod tests {
         rope.table(9, &mut cos9, &mut sin9);
         assert_eq!((cos[0], sin[0]), (1.0, 0.0));
         assert_eq!((cos[1], sin[3]), (cos9[1], sin9[3]));
+    }
+
+    #[test]
+    fn turns_are_those_of_the_last_rope_and_positions() {
+        let (slow, fast) = (Rope::default_theta(8, 1e6), Rope::default_theta(8, 1e4));
+        let mut turns = Turns::default();
+        let asked: [(&Rope, &[u32]); 6] = [
+            (&slow, &[3, 1000]),
+            (&slow, &[3, 1000]),
+            (&fast, &[3, 1000]),
+            (&fast, &[4, 1001]),
+            (&fast, &[4]),
+            (&slow, &[4]),
+        ];
+        for (rope, positions) in asked {
+            let mut want = Vec::new();
+            for &position in positions {
+                let (mut cos, mut sin) = ([0.0; 4], [0.0; 4]);
+                rope.table(position as usize, &mut cos, &mut sin);
+                want.extend([cos, sin].concat());
+            }
+            assert_same_bits(turns.of(rope, positions), &want);
+        }
     }
 }

@@ -12,6 +12,7 @@ use super::meeting::{Meeting, Seat};
 use super::moe::together::Room;
 use super::moe::{self, RoutingTable, Shared};
 use super::pool::Pool;
+use super::rope::Turns;
 use super::routing::{RoutingScheme, top_k};
 use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank, Trial};
@@ -37,6 +38,7 @@ pub struct CpuBackend {
     routing: RoutingTable,
     failures: Vec<RowFailure>,
     partials: Vec<f32>,
+    turns: Turns,
     /// Where it meets others, if it is one of several that run parts of a step.
     seat: Option<Seat<Room>>,
     /// Those that run parts of its steps.
@@ -69,6 +71,7 @@ impl CpuBackend {
             routing: RoutingTable::default(),
             failures: Vec::new(),
             partials: Vec::new(),
+            turns: Turns::default(),
             seat: None,
             members: Vec::new(),
             meeting: Arc::default(),
@@ -338,13 +341,14 @@ impl Step for CpuStep<'_> {
 
     fn rope(&mut self, x: Tensor, head_dim: usize, rope: &Rope, positions: &[u32]) {
         let isa = self.backend.isa;
-        let pairs = rope.rotary_dim / 2;
+        let mut turns = std::mem::take(&mut self.backend.turns);
+        let table = turns.of(rope, positions);
         self.update_rows(x, |row, values| {
-            let mut table = [0.0; 512];
-            let (cos, sin) = table[..2 * pairs].split_at_mut(pairs);
-            rope.table(positions[row] as usize, cos, sin);
+            let table = &table[row * rope.rotary_dim..][..rope.rotary_dim];
+            let (cos, sin) = table.split_at(rope.rotary_dim / 2);
             rope::rotate(isa, values, head_dim, cos, sin);
         });
+        self.backend.turns = turns;
     }
 
     fn matmul(&mut self, x: Tensor, weights: &[&Linear]) -> Vec<Tensor> {
