@@ -169,8 +169,11 @@ pub(crate) fn run(
             }
             // SAFETY: this member's pairs, in a round it has not left.
             let pairs = unsafe { taken.take(&table, first * k, scratch.pairs_of(id), k) };
-            let expert = bank.resident(layer, id).expect("an expert that stays in memory");
-            whole_expert(&call, &expert, pairs, &scratch.activations);
+            // Others may be there since.
+            if !pairs.inputs.is_empty() {
+                let expert = bank.resident(layer, id).expect("an expert that stays in memory");
+                whole_expert(&call, &expert, pairs, &scratch.activations);
+            }
         }
     }
     seat.wait(arrival);
