@@ -158,8 +158,14 @@ impl Rope {
 
 /// Cosines and sines for the rows of a step: layers ask for the same ones again and again, for queries and for keys.
 #[derive(Default)]
-pub(crate) struct Turns {
-    rope: Option<Rope>,
+pub(crate) struct Turns(Vec<Turned>);
+
+/// Kinds of attention layers of one model, at most.
+const MOST_KINDS: usize = 2;
+
+/// Those of one kind of layer.
+struct Turned {
+    rope: Rope,
     positions: Vec<u32>,
     /// `[rows, rotary_dim]`: the cosines of a row, then its sines.
     table: Vec<f32>,
@@ -168,19 +174,26 @@ pub(crate) struct Turns {
 impl Turns {
     /// Those of rows at these positions.
     pub(crate) fn of(&mut self, rope: &Rope, positions: &[u32]) -> &[f32] {
-        if self.rope.as_ref() != Some(rope) || self.positions != positions {
-            self.table.clear();
-            self.table.resize(positions.len() * rope.rotary_dim, 0.0);
-            let rows = self.table.chunks_exact_mut(rope.rotary_dim.max(1));
+        let kind = self.0.iter().position(|turned| turned.rope == *rope).unwrap_or_else(|| {
+            if self.0.len() == MOST_KINDS {
+                self.0.remove(0);
+            }
+            self.0.push(Turned { rope: rope.clone(), positions: Vec::new(), table: Vec::new() });
+            self.0.len() - 1
+        });
+        let turned = &mut self.0[kind];
+        if turned.positions != positions {
+            turned.positions.clear();
+            turned.positions.extend_from_slice(positions);
+            turned.table.clear();
+            turned.table.resize(positions.len() * rope.rotary_dim, 0.0);
+            let rows = turned.table.chunks_exact_mut(rope.rotary_dim.max(1));
             for (row, &position) in rows.zip(positions) {
                 let (cos, sin) = row.split_at_mut(rope.rotary_dim / 2);
                 rope.table(position as usize, cos, sin);
             }
-            self.rope = Some(rope.clone());
-            self.positions.clear();
-            self.positions.extend_from_slice(positions);
         }
-        &self.table
+        &turned.table
     }
 }
 
@@ -345,16 +358,18 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_those_of_the_last_rope_and_positions() {
-        let (slow, fast) = (Rope::default_theta(8, 1e6), Rope::default_theta(8, 1e4));
+    fn turns_are_those_of_the_rope_and_the_positions() {
+        let [slow, fast, third] = [1e6, 1e4, 1e3].map(|theta| Rope::default_theta(8, theta));
         let mut turns = Turns::default();
-        let asked: [(&Rope, &[u32]); 6] = [
+        let asked: [(&Rope, &[u32]); 8] = [
             (&slow, &[3, 1000]),
             (&slow, &[3, 1000]),
             (&fast, &[3, 1000]),
             (&fast, &[4, 1001]),
             (&fast, &[4]),
             (&slow, &[4]),
+            (&third, &[4]),
+            (&fast, &[4]),
         ];
         for (rope, positions) in asked {
             let mut want = Vec::new();

@@ -60,8 +60,8 @@ fn top_k_body(logits: &[f32], scheme: RoutingScheme, ids: &mut [u32], weights: &
     }
 }
 
-/// The largest logits and whose they are. Looking for the largest again and again has no branch that depends on them; a
-/// list of the best so far has many.
+/// The largest logits and whose they are. Looking for the largest again and again has one branch for each that depends on
+/// them; a list of the best so far has one for every logit.
 #[inline(always)]
 fn choose(logits: &[f32], ids: &mut [u32], best: &mut [f32]) {
     // What was chosen, and what fills the last group, is less than all that is finite.

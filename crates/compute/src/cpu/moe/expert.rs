@@ -227,7 +227,7 @@ pub(super) fn whole_expert(
             glu(isa, activation, gates, ups, hidden);
         }
         let tiles = uses_tiles(isa, count, width);
-        // SAFETY: every slot belongs to one job.
+        // SAFETY: every slot is written by one thread.
         unsafe {
             if down.encoding.is_integer() {
                 let forms = if tiles { Forms::NONE } else { dot::forms([&down]) };

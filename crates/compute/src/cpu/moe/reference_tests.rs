@@ -488,20 +488,17 @@ fn an_expert_that_does_not_come_fails_its_rows_alone() {
     }
 }
 
-/// A run by several members, each with the next of the rows; one of them is late.
+/// Rounds of several members, each with the next of the rows; one of them is always late. A room is used again in the third.
 fn run_together(
     case: &Case,
     layer: &Layer,
     inputs: &Inputs,
     counts: &[usize],
     late: usize,
-) -> Vec<f32> {
+) -> [Vec<f32>; 3] {
     let isa = machine::cpu::isa();
     let meeting = Arc::new(Meeting::<Room>::default());
     let run = |mut seat: Seat<Room>| {
-        if seat.me == late {
-            std::thread::sleep(Duration::from_millis(30));
-        }
         let _guard = seat.guard();
         let rows: Vec<Inputs> =
             (seat.first_row..seat.first_row + seat.rows).map(|row| inputs.row(row)).collect();
@@ -516,33 +513,26 @@ fn run_together(
             let is_gated = case.shared.is_some_and(|(_, is_gated)| is_gated);
             Shared { expert: Expert::new(gate, up, down), gate: is_gated.then_some(&gates[..]) }
         });
-        let (mut own, mut out) = (vec![f32::NAN; x.len()], vec![f32::NAN; x.len()]);
-        let (mut scratch, rows) = (Scratch::default(), seat.rows);
-        // Two layers: the second finds what the first has left.
-        for _ in 0..2 {
-            let (seat, scratch) = (&mut seat, &mut scratch);
-            let shared = shared.as_ref();
+        let (mut scratch, shared) = (Scratch::default(), shared.as_ref());
+        std::array::from_fn(|_| {
+            if seat.me == late {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let (mut own, mut out) = (vec![f32::NAN; x.len()], vec![f32::NAN; x.len()]);
+            let (seat, scratch, rows) = (&mut seat, &mut scratch, rows.len());
+            let bank = &layer.bank;
             together::run(
-                isa,
-                seat,
-                scratch,
-                1,
-                &x,
-                rows,
-                &routing,
-                &layer.bank,
-                shared,
-                &mut own,
-                &mut out,
+                isa, seat, scratch, 1, &x, rows, &routing, bank, shared, &mut own, &mut out,
             );
-        }
-        out
+            out
+        })
     };
-    std::thread::scope(|scope| {
+    let members: Vec<[Vec<f32>; 3]> = std::thread::scope(|scope| {
         let seats = Meeting::seats(&meeting, counts.iter().copied());
         let members: Vec<_> = seats.into_iter().map(|seat| scope.spawn(|| run(seat))).collect();
-        members.into_iter().flat_map(|member| member.join().unwrap()).collect()
-    })
+        members.into_iter().map(|member| member.join().unwrap()).collect()
+    });
+    std::array::from_fn(|round| members.iter().flat_map(|of| of[round].clone()).collect())
 }
 
 #[test]
@@ -556,7 +546,9 @@ fn whoever_is_late_every_row_has_its_bits() {
             let (want, _) =
                 run_op(machine::cpu::isa(), &mut pool, &case, &layer, &layer.bank, &inputs);
             for late in 0..counts.len() {
-                assert_same_bits(&run_together(&case, &layer, &inputs, counts, late), &want);
+                for got in run_together(&case, &layer, &inputs, counts, late) {
+                    assert_same_bits(&got, &want);
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The routed experts of rows that belong to several threads, each in a step of its own: all put their rows into one
-//! room, take experts in turns, each for all rows that want it, and fetch what came of their rows. Every row gets the same
-//! bits as in a step on its own. For banks that have all experts in memory.
+//! room, take experts in turns, each for all rows that want it, and fetch what came of their rows. Who is early begins with
+//! its own rows. Every row gets the same bits as in a step on its own. For banks that have all experts in memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -177,7 +177,7 @@ pub(crate) fn run(
         }
     }
     seat.wait(arrival);
-    // Until all have waited again it is only read, but for the slots.
+    // Until all have waited again it is only read, but for the slots and who has taken which.
     let room = seat.room();
     let Room { x, activations, ids, shares, .. } = &*room;
     group(scratch, ids, k);
