@@ -94,11 +94,8 @@ def judge_draft(options, model_bytes, done, counted):
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--model", type=pathlib.Path, help="an MLX folder that exists, instead of synth")
-    a.add_argument("--like", default="qwen3.5-35b-a3b")
-    a.add_argument("--layers", type=int, default=12, help="0 for all")
-    a.add_argument("--seed", type=int, default=1)
+    peer.model_options(a)
     a.add_argument("--router", default="uniform", choices=["uniform", "tuned"])
-    a.add_argument("--models", default=peer.default_models(), help="folder for generated models [%(default)s]")
     a.add_argument("--memory", type=size, help="the budget; by default what makes the model 2.5 times the limit")
     a.add_argument("--prompt-tokens", type=int, default=128)
     a.add_argument("--gen-tokens", type=int, default=512)

@@ -118,22 +118,17 @@ def page(report):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("--like", default="qwen3.5-35b-a3b")
-    a.add_argument("--layers", type=int, default=12, help="0 for all")
-    a.add_argument("--seed", type=int, default=1)
+    peer.model_options(a)
     a.add_argument("--mlx", type=pathlib.Path, help="an MLX folder that exists, instead of synth")
     a.add_argument("--gguf", type=pathlib.Path, help="the same model as a GGUF")
-    a.add_argument("--models", default=peer.default_models(), help="folder for generated models [%(default)s]")
     a.add_argument("--prompt-tokens", type=int, default=512)
     a.add_argument("--gen-tokens", type=int, default=64)
     a.add_argument("--threads", type=int, default=os.cpu_count())
     a.add_argument("--rounds", type=int, default=5)
     a.add_argument("--repeat", type=int, default=3, help="times each measures in a round, keeping its best")
-    a.add_argument("--millstream", default=peer.default_millstream())
     a.add_argument("--bench-option", action="append", default=[], help="passed on to `millstream bench`")
     a.add_argument("--python", default=sys.executable, help="a Python with xllamacpp")
-    a.add_argument("--machine", default=platform.node(), help="name of this machine in the file's name")
-    a.add_argument("--results", type=pathlib.Path, default=peer.HERE / "results")
+    peer.report_options(a)
     options = a.parse_args()
     if bool(options.mlx) != bool(options.gguf):
         a.error("--mlx and --gguf go together")
@@ -143,9 +138,7 @@ def main():
         mlx, gguf = peer.synthesize(options.millstream, options.like, options.layers, options.seed, options.models)
     # What a file given by hand holds is not ours to say.
     described = gguf.name if options.gguf else "Q4_1: the same weights"
-    load_before = os.getloadavg()[0]
-    if load_before > 0.5:
-        print(f"warning: something else is running here (load {load_before:.2f})", file=sys.stderr)
+    load_before = peer.load()
     rounds = []
     for number in range(options.rounds):
         # Each finds its own file in the page cache, also where both do not fit.

@@ -16,8 +16,6 @@ Writes results/<date>-serving-<machine>.json and .md.
 import argparse
 import datetime
 import os
-import pathlib
-import platform
 import random
 import re
 import selectors
@@ -94,25 +92,18 @@ def page(report):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("--like", default="qwen3.5-35b-a3b")
-    a.add_argument("--layers", type=int, default=12, help="0 for all")
-    a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--models", default=peer.default_models(), help="folder for generated models [%(default)s]")
+    peer.model_options(a)
     a.add_argument("--prompt-tokens", type=int, default=32)
     a.add_argument("--gen-tokens", type=int, default=64)
     a.add_argument("--clients", type=int, default=16)
     a.add_argument("--threads", type=int, default=os.cpu_count())
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--repeat", type=int, default=2, help="times each measures in a round, keeping its best")
-    a.add_argument("--millstream", default=peer.default_millstream())
     a.add_argument("--python", default=sys.executable, help="a Python with xllamacpp")
-    a.add_argument("--machine", default=platform.node(), help="name of this machine in the file's name")
-    a.add_argument("--results", type=pathlib.Path, default=peer.HERE / "results")
+    peer.report_options(a)
     options = a.parse_args()
     mlx, gguf = peer.synthesize(options.millstream, options.like, options.layers, options.seed, options.models)
-    load_before = os.getloadavg()[0]
-    if load_before > 0.5:
-        print(f"warning: something else is running here (load {load_before:.2f})", file=sys.stderr)
+    load_before = peer.load()
     context = options.prompt_tokens + options.gen_tokens + 64
     rounds, build = [], None
     for number in range(options.rounds):

@@ -30,7 +30,6 @@ import datetime
 import json
 import os
 import pathlib
-import platform
 import re
 import statistics
 import sys
@@ -273,13 +272,10 @@ def measure_model(options, model):
 
 def arguments():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("--like", default="qwen3.5-35b-a3b")
-    a.add_argument("--layers", type=int, default=12, help="0 for all")
-    a.add_argument("--seed", type=int, default=1)
+    peer.model_options(a)
     a.add_argument("--router", nargs="+", default=["uniform", "tuned"], choices=["uniform", "tuned"])
     a.add_argument("--mlx", type=pathlib.Path, help="an MLX folder that exists, instead of synth")
     a.add_argument("--gguf", type=pathlib.Path, help="the same model as a GGUF")
-    a.add_argument("--models", default=peer.default_models(), help="folder for generated models [%(default)s]")
     a.add_argument("--share", type=float, default=0.4, help="limit as a share of the model's bytes [%(default)s]")
     a.add_argument("--prompt-tokens", type=int, default=128, help="prompt before decoding [%(default)s]")
     a.add_argument("--gen-tokens", type=int, default=64, help="[%(default)s]")
@@ -292,11 +288,9 @@ def arguments():
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--batch", type=int, default=512, help="llama.cpp's n_ubatch [%(default)s, its own default]")
     a.add_argument("--read-ahead-kb", type=int, default=128, help="of llama_tuned's device [%(default)s]")
-    a.add_argument("--millstream", default=peer.default_millstream())
     a.add_argument("--bench-option", action="append", default=[], help="passed on to `millstream bench`")
     a.add_argument("--python", default=sys.executable, help="a Python with xllamacpp")
-    a.add_argument("--machine", default=platform.node(), help="name of this machine in the file's name")
-    a.add_argument("--results", type=pathlib.Path, default=peer.HERE / "results")
+    peer.report_options(a)
     options = a.parse_args()
     if bool(options.mlx) != bool(options.gguf):
         a.error("--mlx and --gguf go together")
@@ -325,9 +319,7 @@ def main():
     options = arguments()
     end_cleanly_on_signals()
     models = models_of(options)
-    load_before = os.getloadavg()[0]
-    if load_before > 0.5:
-        print(f"warning: something else is running here (load {load_before:.2f})", file=sys.stderr)
+    load_before = peer.load()
     date = datetime.date.today().isoformat()
     try:
         measured = {model.router: measure_model(options, model) for model in models}

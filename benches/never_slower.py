@@ -18,8 +18,6 @@ there to cost nothing. Writes results/<date>-speculation-<machine>.json and .md,
 import argparse
 import datetime
 import json
-import pathlib
-import platform
 import random
 import statistics
 import subprocess
@@ -84,18 +82,13 @@ def main():
     a.add_argument("--only", choices=("pebble", "synthetic"), help="one of the two models")
     a.add_argument("--sources", help="names of sources, separated by commas")
     a.add_argument("--shares", default=",".join(map(str, SHARES)), help="shares of the experts [%(default)s]")
-    a.add_argument("--like", default="qwen3.5-35b-a3b")
-    a.add_argument("--layers", type=int, default=12)
+    peer.model_options(a)
     a.add_argument("--draft-like", default="qwen3.5-0.8b", help="shape of the synthetic model's draft model [%(default)s]")
     a.add_argument("--draft-layers", type=int, default=8, help="layers of it; 24 go with the 40 of the whole [%(default)s]")
-    a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--models", default=peer.default_models(), help="folder for generated models [%(default)s]")
     a.add_argument("--pairs", type=int, default=10)
     a.add_argument("--gen-tokens", type=int, default=96, help="tokens of an answer of the synthetic model")
     a.add_argument("--threads", type=int, default=2)
-    a.add_argument("--millstream", default=peer.default_millstream())
-    a.add_argument("--machine", default=platform.node(), help="name of this machine in the file's name")
-    a.add_argument("--results", type=pathlib.Path, default=peer.HERE / "results")
+    peer.report_options(a)
     args = a.parse_args()
 
     models = []

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import platform
 import re
 import struct
 import subprocess
@@ -19,6 +20,29 @@ def default_millstream():
 def default_models():
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return str(pathlib.Path(cache) / "millstream" / "synth")
+
+
+def model_options(a):
+    """Which synthetic model is measured."""
+    a.add_argument("--like", default="qwen3.5-35b-a3b")
+    a.add_argument("--layers", type=int, default=12, help="0 for all")
+    a.add_argument("--seed", type=int, default=1)
+    a.add_argument("--models", default=default_models(), help="folder for generated models [%(default)s]")
+
+
+def report_options(a):
+    """What is measured, and where the result goes."""
+    a.add_argument("--millstream", default=default_millstream())
+    a.add_argument("--machine", default=platform.node(), help="name of this machine in the file's name")
+    a.add_argument("--results", type=pathlib.Path, default=HERE / "results")
+
+
+def load():
+    """The machine's load before a measurement. Says so if something else is running."""
+    before = os.getloadavg()[0]
+    if before > 0.5:
+        print(f"warning: something else is running here (load {before:.2f})", file=sys.stderr)
+    return before
 
 
 def run(command):

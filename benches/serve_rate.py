@@ -21,8 +21,6 @@ import datetime
 import http.client
 import json
 import os
-import pathlib
-import platform
 import selectors
 import socket
 import statistics
@@ -280,10 +278,7 @@ def page(report):
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas [%(default)s]")
-    a.add_argument("--like", default="qwen3.5-35b-a3b")
-    a.add_argument("--layers", type=int, default=12)
-    a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--models", default=peer.default_models(), help="folder for generated models [%(default)s]")
+    peer.model_options(a)
     a.add_argument("--prompt-tokens", type=int, default=128)
     a.add_argument("--gen-tokens", type=int, default=64)
     a.add_argument("--clients", type=int, default=16)
@@ -292,16 +287,12 @@ def main():
     a.add_argument("--threads", type=int, default=os.cpu_count())
     a.add_argument("--rounds", type=int, default=5)
     a.add_argument("--repeat", type=int, default=3, help="times each measures in a round, keeping its best")
-    a.add_argument("--millstream", default=peer.default_millstream())
-    a.add_argument("--machine", default=platform.node(), help="name of this machine in the file's name")
-    a.add_argument("--results", type=pathlib.Path, default=peer.HERE / "results")
+    peer.report_options(a)
     options = a.parse_args()
     parts = options.only.split(",")
     if not set(parts) <= set(PARTS):
         a.error(f"--only takes {', '.join(PARTS)}")
-    load_before = os.getloadavg()[0]
-    if load_before > 0.5:
-        print(f"warning: something else is running here (load {load_before:.2f})", file=sys.stderr)
+    load_before = peer.load()
     measure = {"one": measure_one, "many": measure_many, "turns": measure_turns}
     rounds = {part: measure[part](options) for part in PARTS if part in parts}
     date = datetime.date.today().isoformat()
