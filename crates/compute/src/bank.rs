@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use machine::pages::Pages;
 
-use crate::{Activation, Error, Float, Matrix, Tally, Weight};
+use crate::{Activation, Encoding, Error, Float, Matrix, Tally, Weight};
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +85,11 @@ pub trait ExpertBank: Send + Sync {
     /// An expert of a layer, if it stays in memory as long as the bank does.
     fn resident(&self, _layer: usize, _expert: u32) -> Option<Expert<'_>> {
         None
+    }
+
+    /// How gates and ups of a layer's experts are coded, if all of them stay in memory.
+    fn input_encodings(&self, _layer: usize) -> &[Encoding] {
+        &[]
     }
 
     /// Which drafted rows of the step that ended were right: bit `i` for row `i`. To be called after
@@ -186,6 +191,8 @@ pub struct ResidentBank {
     activation: Activation,
     /// By layer (empty for layers without experts), then expert.
     layers: Vec<Vec<ResidentExpert>>,
+    /// By layer: the encodings of gates and ups, each once.
+    input_encodings: Vec<Vec<Encoding>>,
     tally: Tally,
 }
 
@@ -197,13 +204,24 @@ impl ResidentBank {
         layers: Vec<Vec<ResidentExpert>>,
     ) -> Self {
         let tally = Tally::new(layers.iter().map(Vec::len));
-        ResidentBank { intermediate, activation, layers, tally }
+        let input_encodings = layers.iter().map(|experts| encodings_of_inputs(experts)).collect();
+        ResidentBank { intermediate, activation, layers, input_encodings, tally }
     }
 
     /// Bytes of all experts.
     pub fn bytes(&self) -> usize {
         self.layers.iter().flatten().map(ResidentExpert::bytes).sum()
     }
+}
+
+fn encodings_of_inputs(experts: &[ResidentExpert]) -> Vec<Encoding> {
+    let mut encodings = Vec::new();
+    for encoding in experts.iter().flat_map(|e| &e.projections[..2]).map(Weight::encoding) {
+        if !encodings.contains(&encoding) {
+            encodings.push(encoding);
+        }
+    }
+    encodings
 }
 
 impl ExpertBank for ResidentBank {
@@ -221,6 +239,10 @@ impl ExpertBank for ResidentBank {
 
     fn resident(&self, layer: usize, expert: u32) -> Option<Expert<'_>> {
         Some(self.layers[layer][expert as usize].view())
+    }
+
+    fn input_encodings(&self, layer: usize) -> &[Encoding] {
+        &self.input_encodings[layer]
     }
 
     fn visit<'a>(

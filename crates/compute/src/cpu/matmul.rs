@@ -163,7 +163,8 @@ pub(crate) fn multiply(
     let shares = if cols < CHUNK && rows >= LEAST_SHARE * threads { threads } else { 1 };
     let integers = views.iter().any(|w| w.encoding.is_integer());
     if integers && shares == 1 {
-        let forms = if tiles { Forms::NONE } else { dot::forms(&views) };
+        let encodings = views.iter().map(|w| w.encoding);
+        let forms = if tiles { Forms::VALUES } else { dot::forms(encodings) };
         quantise(isa, pool, &mut scratch.activations, x, rows, cols, forms);
         #[cfg(target_arch = "x86_64")]
         if tiles {
@@ -218,7 +219,7 @@ pub(crate) fn multiply(
             pool.run(scratch.tasks.len(), &multiply);
         }
     } else {
-        let forms = integers.then(|| dot::forms(&views));
+        let forms = integers.then(|| dot::forms(views.iter().map(|w| w.encoding)));
         multiply_shares(isa, pool, scratch, x, rows, forms, multiply);
     }
     for (w, &start) in weights.iter().zip(out) {

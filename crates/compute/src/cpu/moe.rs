@@ -439,7 +439,7 @@ fn small_call(call: &Call<'_>, pool: &mut Pool, scratch: &mut Scratch, jobs: &[J
         let jobs: Vec<&Job<'_>> = jobs.iter().filter(|job| job.expert.gate.rows == width).collect();
         let slots: Vec<u32> = jobs.iter().flat_map(|job| job.slots.iter().copied()).collect();
         let activations = &mut scratch.hidden_activations;
-        let forms = dot::forms(jobs.iter().map(|job| &job.expert.down));
+        let forms = dot::forms(jobs.iter().map(|job| job.expert.down.encoding));
         activations.resize(isa, slots.len(), width, forms);
         let (hidden, writer) = (&scratch.hidden, activations.writer());
         let fill = |i: usize| {

@@ -31,9 +31,11 @@ const LARGEST: f32 = MOST as f32;
 /// Added to a magnitude under 2^22, it leaves the nearest integer in the low bits, ties to even.
 const MAGIC: f32 = 12_582_912.0;
 
-/// Orders of bytes that the kernels which will read activations want.
+/// What the kernels which will read activations want of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forms {
+    /// [`Activations::values`]: quantising leaves them anyway, but who copies rows may leave them out.
+    pub(crate) values: bool,
     /// [`Activations::planes`]
     pub(crate) natural: bool,
     /// [`Activations::paired`]
@@ -41,8 +43,12 @@ pub(crate) struct Forms {
 }
 
 impl Forms {
-    pub(crate) const NONE: Forms = Forms { natural: false, paired: false };
-    pub(crate) const ALL: Forms = Forms { natural: true, paired: true };
+    pub(crate) const VALUES: Forms = Forms { values: true, natural: false, paired: false };
+    pub(crate) const ALL: Forms = Forms { values: true, natural: true, paired: true };
+
+    fn has_planes(self) -> bool {
+        self.natural || self.paired
+    }
 }
 
 /// Quantised rows. `planes` and `paired` hold the two bytes of each value in the orders that the
@@ -73,7 +79,7 @@ pub(crate) struct Activations {
     pub(crate) paired: Lines<i8>,
     /// Whether `paired` is transposed.
     pub(crate) transposed: bool,
-    /// Which of the two are filled.
+    /// Which of them are filled.
     pub(crate) forms: Forms,
 }
 
@@ -138,8 +144,8 @@ impl Activations {
         self.scale.grow(rows * self.blocks);
         self.sum.grow(rows * self.blocks);
         self.integer_sum.resize((rows * self.blocks).max(self.integer_sum.len()), 0);
-        self.forms = if matches!(isa, Isa::Avx512 | Isa::Amx) { forms } else { Forms::NONE };
-        let bytes = if self.forms == Forms::NONE { 0 } else { 2 * values };
+        self.forms = if matches!(isa, Isa::Avx512 | Isa::Amx) { forms } else { Forms::VALUES };
+        let bytes = if self.forms.has_planes() { 2 * values } else { 0 };
         self.planes.grow(bytes);
         self.paired.grow(bytes);
         self.transposed = rows > 1 || cols < CHUNK;
@@ -238,7 +244,9 @@ impl Writer<'_> {
         let (b, v) = (self.blocks, self.blocks * BLOCK);
         // SAFETY: the buffers hold `rows` rows of these lengths, and this one is ours.
         unsafe {
-            row(&x.values, from, self.values, to, v);
+            if self.forms.values {
+                row(&x.values, from, self.values, to, v);
+            }
             row(&x.scale, from, self.scale, to, b);
             row(&x.sum, from, self.sum, to, b);
             row(&x.integer_sum, from, self.integer_sum, to, b);
@@ -497,7 +505,7 @@ mod tests {
     #[test]
     fn odd_numbers_do_not_panic() {
         let mut a = Activations::default();
-        a.resize(Isa::Scalar, 1, 64, Forms::NONE);
+        a.resize(Isa::Scalar, 1, 64, Forms::VALUES);
         for v in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-45, f32::MAX, 0.0] {
             let mut x = [1.0; 64];
             x[5] = v;

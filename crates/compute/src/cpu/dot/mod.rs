@@ -123,11 +123,11 @@ pub(crate) fn packing(encoding: Encoding) -> (Codes, ScaleKind, usize) {
     }
 }
 
-/// In which orders the row kernels of these weights read activations.
-pub(crate) fn forms<'a>(weights: impl IntoIterator<Item = &'a Matrix<'a>>) -> Forms {
-    let mut forms = Forms::NONE;
-    for w in weights.into_iter().filter(|w| w.encoding.is_integer()) {
-        match packing(w.encoding).0 {
+/// What the row kernels of weights of these encodings read of activations.
+pub(crate) fn forms(encodings: impl IntoIterator<Item = Encoding>) -> Forms {
+    let mut forms = Forms::default();
+    for encoding in encodings.into_iter().filter(|encoding| encoding.is_integer()) {
+        match packing(encoding).0 {
             Codes::Nibbles | Codes::Fp4 => forms.paired = true,
             Codes::Bytes | Codes::Stream(_) => forms.natural = true,
         }

@@ -130,7 +130,7 @@ fn quantised(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Activations {
     let before: Vec<f32> = (0..w.cols().next_multiple_of(512)).map(|i| i as f32 - 77.5).collect();
     a.resize(isa, x_rows, before.len(), Forms::ALL);
     (0..x_rows).for_each(|row| a.fill(isa, row, &before));
-    a.resize(isa, x_rows, w.cols(), forms([&w.view()]));
+    a.resize(isa, x_rows, w.cols(), forms([w.encoding()]));
     for r in 0..x_rows {
         a.fill(isa, r, &x[r * w.cols()..][..w.cols()]);
     }

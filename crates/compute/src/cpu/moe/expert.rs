@@ -230,7 +230,7 @@ pub(super) fn whole_expert(
         // SAFETY: every slot is written by one thread.
         unsafe {
             if down.encoding.is_integer() {
-                let forms = if tiles { Forms::NONE } else { dot::forms([&down]) };
+                let forms = if tiles { Forms::VALUES } else { dot::forms([down.encoding]) };
                 buffers.activations.resize(isa, count, width, forms);
                 for i in 0..count {
                     buffers.activations.fill(isa, i, &buffers.hidden[i * width..][..width]);

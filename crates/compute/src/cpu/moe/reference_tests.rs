@@ -537,11 +537,21 @@ fn run_together(
 
 #[test]
 fn whoever_is_late_every_row_has_its_bits() {
-    for encoding in [affine(4, 64, Float::Bf16), BF16] {
-        let case = Case::new(SWIGLU, encoding).shared(encoding, true);
+    let (nibbles, bytes) = (affine(4, 64, Float::Bf16), affine(8, 64, Float::Bf16));
+    // Each wants something else of the rows, and so may the shared expert.
+    let encodings = [
+        (nibbles, nibbles),
+        (bytes, nibbles),
+        (Encoding::Mxfp4, BF16),
+        (BF16, bytes),
+        (BF16, BF16),
+    ];
+    for (encoding, shared) in encodings {
+        let case = Case::new(SWIGLU, encoding).shared(shared, true);
         let layer = Layer::new(&case, 7);
-        for counts in [&[5, 4][..], &[1, 6, 2]] {
-            let inputs = Inputs::new(9, 8);
+        // The last are enough for tiles.
+        for counts in [&[5, 4][..], &[1, 6, 2], &[40, 33]] {
+            let inputs = Inputs::new(counts.iter().sum(), 8);
             let mut pool = Pool::new(1);
             let (want, _) =
                 run_op(machine::cpu::isa(), &mut pool, &case, &layer, &layer.bank, &inputs);

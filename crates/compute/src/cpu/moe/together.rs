@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use machine::cpu::Isa;
 
-use super::super::dot::{Rows, Target};
-use super::super::matmul::SharedMut;
+use super::super::dot::{self, Rows, Target};
+use super::super::matmul::{SharedMut, uses_tiles};
 use super::super::meeting::{Seat, Shares};
 use super::super::quantise::{Activations, Forms, Writer};
 use super::{Call, RoutingTable, Scratch, Shared, group, sum_row, whole_expert};
+use crate::Encoding;
 use crate::bank::ExpertBank;
 
 /// What rows of all threads have in common in one layer.
@@ -19,7 +20,7 @@ pub(crate) struct Room {
     /// The round it was prepared for, and its k and hidden.
     round: usize,
     shape: [usize; 2],
-    /// `[rows, hidden]`
+    /// `[rows, hidden]`, if an expert wants floats.
     x: Vec<f32>,
     activations: Activations,
     /// `[rows, k]`
@@ -68,6 +69,23 @@ impl Taken {
     }
 }
 
+/// What experts read of the rows in the room.
+#[derive(Clone, Copy)]
+struct Wants {
+    forms: Forms,
+    floats: bool,
+}
+
+impl Wants {
+    /// What a layer's experts want. The room moves from cache to cache: nothing goes there that nobody looks at.
+    fn of(encodings: &[Encoding], shared: Option<&Shared<'_>>, uses_tiles: bool) -> Wants {
+        let shared = shared.iter().flat_map(|s| [s.expert.gate.encoding, s.expert.up.encoding]);
+        let forms = dot::forms(encodings.iter().copied().chain(shared));
+        let floats = encodings.iter().any(|encoding| !encoding.is_integer());
+        Wants { forms: Forms { values: uses_tiles, ..forms }, floats }
+    }
+}
+
 impl Room {
     /// Makes room for a round, unless another member has.
     fn prepare(
@@ -77,6 +95,7 @@ impl Room {
         seat: [usize; 2],
         k: usize,
         hidden: usize,
+        wants: Wants,
     ) -> Table {
         if let Some(table) = self.table.filter(|_| self.round == round) {
             assert_eq!(
@@ -88,10 +107,10 @@ impl Room {
         }
         let [rows, members] = seat;
         (self.round, self.shape) = (round, [k, hidden]);
-        self.x.resize(rows * hidden, 0.0);
+        self.x.resize(if wants.floats { rows * hidden } else { 0 }, 0.0);
         self.ids.resize(rows * k, 0);
         self.slots.resize(rows * k * hidden, 0.0);
-        self.activations.resize(isa, rows, hidden, Forms::ALL);
+        self.activations.resize(isa, rows, hidden, wants.forms);
         self.taken.clear();
         self.taken.resize_with(rows * k, AtomicBool::default);
         self.shares.reset(members);
@@ -125,15 +144,18 @@ pub(crate) fn run(
     let (me, first, all) = (seat.me, seat.first_row, seat.all_rows);
     assert_eq!(rows, seat.rows, "a part of a step with other rows than it said");
     let sizes = [all, seat.members];
+    let wants = Wants::of(bank.input_encodings(layer), shared, uses_tiles(isa, all, hidden));
     let table = {
         let (round, mut room) = seat.next_room();
-        room.prepare(round, isa, sizes, k, hidden)
+        room.prepare(round, isa, sizes, k, hidden, wants)
     };
     let own_rows = &mut scratch.activations;
-    own_rows.resize(isa, rows, hidden, Forms::ALL);
+    own_rows.resize(isa, rows, hidden, wants.forms);
     // SAFETY: each member writes its own rows, and looks at those of others when all have.
     unsafe {
-        std::slice::from_raw_parts_mut(table.x.at(first * hidden), x.len()).copy_from_slice(x);
+        if wants.floats {
+            std::slice::from_raw_parts_mut(table.x.at(first * hidden), x.len()).copy_from_slice(x);
+        }
         std::slice::from_raw_parts_mut(table.ids.at(first * k), routing.ids.len())
             .copy_from_slice(&routing.ids);
         for (row, x) in x.chunks_exact(hidden).enumerate() {
