@@ -522,26 +522,20 @@ fn rank(runs: Runs<'_>, count: usize, candidates: &mut Vec<Candidate>) {
     if count == 0 {
         return;
     }
-    // What is not above the bar cannot be among the best: so many runs have something that is, or an equal one has a lower id.
-    let bar = Cell::new(f32::NEG_INFINITY);
-    if runs.tops().len() >= count {
-        candidates.extend(runs.tops().iter().map(|&logit| Candidate { logit, token: 0 }));
-        let last = candidates.select_nth_unstable_by(count - 1, likelier).1;
-        bar.set(last.logit.next_down());
-        candidates.clear();
-    }
-    for (first, run) in runs.of_tops(|top| top > bar.get()) {
-        for (token, &logit) in (first..).zip(run) {
-            if logit > bar.get() {
-                candidates.push(Candidate { logit, token });
-                if candidates.len() == count.saturating_mul(2) {
-                    candidates.select_nth_unstable_by(count - 1, likelier);
-                    candidates.truncate(count);
-                    bar.set(candidates[count - 1].logit);
-                }
+    // What does not reach the bar cannot be among the best. Masked tokens never do.
+    let bar = Cell::new(runs.bar(count).max(f32::MIN));
+    runs.reaching(
+        || bar.get(),
+        |token, logit| {
+            candidates.push(Candidate { logit, token });
+            if candidates.len() == count.saturating_mul(2) {
+                candidates.select_nth_unstable_by(count - 1, likelier);
+                candidates.truncate(count);
+                // Later ones that are equal have higher ids.
+                bar.set(candidates[count - 1].logit.next_up());
             }
-        }
-    }
+        },
+    );
     if candidates.len() > count {
         candidates.select_nth_unstable_by(count - 1, likelier);
         candidates.truncate(count);

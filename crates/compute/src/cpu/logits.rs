@@ -33,11 +33,6 @@ impl<'a> Runs<'a> {
         self.logits
     }
 
-    /// The best logit of each run.
-    pub fn tops(&self) -> &'a [f32] {
-        self.tops
-    }
-
     /// The best logit of all; minus infinity if there is none.
     pub fn best(&self) -> f32 {
         self.best
@@ -51,6 +46,39 @@ impl<'a> Runs<'a> {
         let runs = self.logits.chunks(self.width).zip((0..).step_by(self.width));
         let wanted = self.tops.iter().zip(runs).filter(move |&(&top, _)| wants(top));
         wanted.map(|(_, (run, first))| (first, run))
+    }
+
+    /// A logit that the best of at least `count` runs reach, and of not many more if they are not all alike; minus infinity if the
+    /// runs are fewer. The `count` best logits reach it too.
+    pub fn bar(&self, count: usize) -> f32 {
+        let is_reached = |bar: f32| reaching_kernel(machine::cpu::isa(), self.tops, bar) >= count;
+        // Ever farther from the best until it is far enough, and back to the half of the last step that is.
+        let (mut near, mut far) = (0.0, 1.0);
+        while !is_reached(self.best - far) {
+            if far > MOST_BELOW {
+                return f32::NEG_INFINITY;
+            }
+            (near, far) = (far, 2.0 * far);
+        }
+        for _ in 0..HALVINGS {
+            let middle = (near + far) / 2.0;
+            *(if is_reached(self.best - middle) { &mut far } else { &mut near }) = middle;
+        }
+        self.best - far
+    }
+
+    /// The tokens whose logits are not below `bar()`, which may rise meanwhile, in ascending order.
+    pub fn reaching(self, bar: impl Fn() -> f32, mut take: impl FnMut(u32, f32)) {
+        for (first, run) in self.of_tops(|top| top >= bar()) {
+            for (chunk, first) in run.chunks(TOGETHER).zip((first..).step_by(TOGETHER)) {
+                let mut those = mask_kernel(machine::cpu::isa(), chunk, bar());
+                while those != 0 {
+                    let index = those.trailing_zeros();
+                    take(first + index, chunk[index as usize]);
+                    those &= those - 1;
+                }
+            }
+        }
     }
 
     /// The runs in which something weighs more than nothing.
@@ -189,6 +217,35 @@ fn padded(rest: &[f32]) -> [f32; TOGETHER] {
     let mut last = [f32::NEG_INFINITY; TOGETHER];
     last[..rest.len()].copy_from_slice(rest);
     last
+}
+
+/// How far below the best a bar may be that is not the lowest.
+const MOST_BELOW: f32 = 1e6;
+/// How often the way to a bar is halved.
+const HALVINGS: usize = 4;
+
+versions! {
+    fn reaching_kernel(logits: &[f32], bar: f32) -> usize = reaching_body
+}
+
+/// How many are not below a bar.
+#[inline(always)]
+fn reaching_body(logits: &[f32], bar: f32) -> usize {
+    logits.iter().map(|&logit| u32::from(logit >= bar)).sum::<u32>() as usize
+}
+
+versions! {
+    fn mask_kernel(logits: &[f32], bar: f32) -> u32 = mask_body
+}
+
+/// Which of up to [`TOGETHER`] are not below a bar.
+#[inline(always)]
+fn mask_body(logits: &[f32], bar: f32) -> u32 {
+    let bit = |logits: &[f32], i: usize| u32::from(logits[i] >= bar) << i;
+    match logits.as_array::<TOGETHER>() {
+        Some(all) => (0..TOGETHER).fold(0, |mask, i| mask | bit(all, i)),
+        None => (0..logits.len()).fold(0, |mask, i| mask | bit(logits, i)),
+    }
 }
 
 /// The exponent below which a logit weighs nothing.
@@ -461,6 +518,58 @@ mod tests {
                 let mut got = vec![0.0; want.len()];
                 assert!(!tops_kernel(isa, &logits, width, &mut got));
                 assert_eq!(got, want, "runs of {width} on {isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_bar_is_reached_by_enough_and_by_all_that_reach_it() {
+        let mut logits = some_logits(5003);
+        logits[300..900].fill(f32::NEG_INFINITY);
+        for (offset, factor) in [(0.0, 1.0), (7.0, 1e-4), (-40.0, 300.0), (3e30, 1e27), (5.0, 0.0)]
+        {
+            let logits: Vec<f32> = logits.iter().map(|&l| l * factor + offset).collect();
+            let logits: Vec<f32> =
+                logits.iter().map(|&l| if l.is_nan() { f32::NEG_INFINITY } else { l }).collect();
+            let mut tops = Vec::new();
+            let runs = narrow(&logits, &mut tops);
+            for count in [1, 2, 20, 100, 157, 158, 4000] {
+                let bar = runs.bar(count);
+                let reach = runs.tops.iter().filter(|&&top| top >= bar).count();
+                assert!(reach >= count || bar == f32::NEG_INFINITY, "{count}: {bar}, {reach}");
+                let want: Vec<u32> =
+                    (0..).zip(&logits).filter(|x| *x.1 >= bar).map(|x| x.0).collect();
+                let mut got = Vec::new();
+                runs.reaching(
+                    || bar,
+                    |token, logit| {
+                        assert_eq!(logit, logits[token as usize]);
+                        got.push(token);
+                    },
+                );
+                assert_eq!(got, want, "{count} at {offset}");
+            }
+        }
+        // Close enough to be worth it.
+        let mut tops = Vec::new();
+        let runs = narrow(&logits, &mut tops);
+        let reach = runs.tops.iter().filter(|&&top| top >= runs.bar(20)).count();
+        assert!(reach < 40, "{reach}");
+    }
+
+    #[test]
+    fn bars_and_masks_are_the_same_everywhere() {
+        let logits = some_logits(101);
+        for isa in Isa::ALL.into_iter().filter(|&isa| supports(isa)) {
+            for bar in [f32::NEG_INFINITY, logits[3], -0.5, 0.0, 1.0] {
+                let reach: Vec<bool> = logits.iter().map(|&logit| logit >= bar).collect();
+                let count = reach.iter().filter(|&&r| r).count();
+                assert_eq!(reaching_kernel(isa, &logits, bar), count);
+                for (chunk, reach) in logits.chunks(TOGETHER).zip(reach.chunks(TOGETHER)) {
+                    let mask = mask_kernel(isa, chunk, bar);
+                    let got: Vec<bool> = (0..chunk.len()).map(|i| mask >> i & 1 == 1).collect();
+                    assert_eq!(got, reach, "{bar} on {isa}");
+                }
             }
         }
     }
