@@ -22,7 +22,7 @@ use multiply::{lines, multiply, multiply_narrow};
 
 use super::activation::tanh;
 use super::half_float;
-use super::lanes::{LANES, exp, sum, versions};
+use super::lanes::{LANES, exp, join_lanes, larger, sum, versions};
 use crate::memory::{BLOCK, KvArena, KvBlock, PANEL, PageId, RowsMut, panel_width};
 
 /// Blocks that are merged before they are merged into the result: 1024 keys.
@@ -471,17 +471,10 @@ fn largest(s: &[f32; BLOCK]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in s.as_chunks::<LANES>().0 {
         for l in 0..LANES {
-            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
+            lanes[l] = larger(lanes[l], chunk[l]);
         }
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            lanes[l] = if lanes[l + width] > lanes[l] { lanes[l + width] } else { lanes[l] };
-        }
-        width /= 2;
-    }
-    lanes[0]
+    join_lanes(lanes, larger)
 }
 
 /// Adds (m, l) to the running maximum and denominator; returns the factors of the two sums over V.
@@ -489,7 +482,7 @@ fn largest(s: &[f32; BLOCK]) -> f32 {
 /// Nothing yet on one side is a maximum of -∞ and a denominator of 0, and leaves the other as it is.
 #[inline(always)]
 fn merge(running_m: &mut f32, running_l: &mut f32, m: f32, l: f32) -> (f32, f32) {
-    let max = if m > *running_m { m } else { *running_m };
+    let max = larger(*running_m, m);
     let (keep, add) = (exp(*running_m - max), exp(m - max));
     // Selected after the fact, without branches, so that queries are merged sixteen at a time.
     let keep = if *running_m == f32::NEG_INFINITY { 0.0 } else { keep };
@@ -624,7 +617,7 @@ versions! {
 fn finish_body(m: f32, l: f32, sink: Option<f32>, o: &mut [f32]) {
     let (mut scale, mut l) = (1.0, l);
     if let Some(sink) = sink {
-        let max = if sink > m { sink } else { m };
+        let max = larger(m, sink);
         scale = exp(m - max);
         l = l.mul_add(scale, exp(sink - max));
     }

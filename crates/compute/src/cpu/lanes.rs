@@ -35,17 +35,34 @@ macro_rules! versions {
 }
 pub(crate) use versions;
 
-/// Sum of the lanes in the one fixed order: halves are added until one value is left.
+/// Lanes, a power of two of them, in the one fixed order: halves are joined until one value is left. `join` is a function that
+/// is always inlined, or it would not be compiled for the instruction set.
 #[inline(always)]
-pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
+pub(crate) fn join_lanes<T: Copy, const N: usize>(
+    mut lanes: [T; N],
+    join: impl Fn(T, T) -> T,
+) -> T {
+    const { assert!(N.is_power_of_two()) };
+    let mut width = N / 2;
     while width > 0 {
         for i in 0..width {
-            lanes[i] += lanes[i + width];
+            lanes[i] = join(lanes[i], lanes[i + width]);
         }
         width /= 2;
     }
     lanes[0]
+}
+
+/// The larger of two numbers; the first if one of them is none.
+#[inline(always)]
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
+/// Sum of the lanes.
+#[inline(always)]
+pub(crate) fn sum_lanes(lanes: [f32; LANES]) -> f32 {
+    join_lanes(lanes, std::ops::Add::add)
 }
 
 /// Dot product with [`LANES`] fused partial sums; element `i` goes to lane `i % LANES`.

@@ -4,7 +4,7 @@
 //! platform and instruction set. Those of whole vocabularies are f32, sixteen to a vector: a mass is known to about one part in
 //! a million, which no draw and no log-probability shows.
 
-use super::lanes::versions;
+use super::lanes::{join_lanes, larger, versions};
 
 /// The logits of a vocabulary cut into runs, with the best of each: most of what is asked of them needs few of the runs.
 #[derive(Clone, Copy, Debug)]
@@ -190,14 +190,7 @@ fn tops_body(logits: &[f32], width: usize, tops: &mut [f32]) -> bool {
         if !rest.is_empty() {
             compare(&padded(rest), &mut best, &mut broken);
         }
-        let mut half = TOGETHER / 2;
-        while half > 0 {
-            for i in 0..half {
-                best[i] = if best[i + half] > best[i] { best[i + half] } else { best[i] };
-            }
-            half /= 2;
-        }
-        *top = best[0];
+        *top = join_lanes(best, larger);
     }
     broken.iter().any(|&broken| broken != 0)
 }
@@ -205,7 +198,7 @@ fn tops_body(logits: &[f32], width: usize, tops: &mut [f32]) -> bool {
 #[inline(always)]
 fn compare(logits: &[f32; TOGETHER], best: &mut [f32; TOGETHER], broken: &mut [u32; TOGETHER]) {
     for i in 0..TOGETHER {
-        best[i] = if logits[i] > best[i] { logits[i] } else { best[i] };
+        best[i] = larger(best[i], logits[i]);
         // Neither is less than plus infinity.
         broken[i] |= if logits[i] < f32::INFINITY { 0 } else { 1 };
     }

@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use machine::cpu::Isa;
 
 use self::transposed::split_transposed;
-use super::lanes::versions;
+use super::lanes::{join_lanes, larger, versions};
 
 /// Values that share an activation scale. The smallest weight group that has an integer form.
 pub(crate) const BLOCK: usize = 32;
@@ -377,20 +377,11 @@ fn quantise_block(
     let mut lanes = [0.0f32; BLOCK / 2];
     for half in x.as_chunks::<{ BLOCK / 2 }>().0 {
         for (lane, value) in lanes.iter_mut().zip(half) {
-            let magnitude = value.abs();
-            *lane = if magnitude > *lane { magnitude } else { *lane };
+            *lane = larger(*lane, value.abs());
         }
     }
     // No lane is a NaN, so any order will do; that of vectors is the fastest.
-    let mut width = BLOCK / 4;
-    while width > 0 {
-        for i in 0..width {
-            let other = lanes[i + width];
-            lanes[i] = if other > lanes[i] { other } else { lanes[i] };
-        }
-        width /= 2;
-    }
-    let largest = lanes[0];
+    let largest = join_lanes(lanes, larger);
     let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
     let mut total = 0i32;
     for i in 0..BLOCK {

@@ -3,7 +3,7 @@
 //! The order is total: a larger logit first, equal logits by the lower expert, and what is not a
 //! number counts as the smallest. So the choice never depends on the sort, and no input panics.
 
-use super::lanes::{LANES, exp, sum_lanes, versions};
+use super::lanes::{LANES, exp, join_lanes, larger, sum_lanes, versions};
 
 /// Groups of lanes whose logits are kept on the stack.
 const MOST_GROUPS: usize = 16;
@@ -84,17 +84,17 @@ fn choose(logits: &[f32], ids: &mut [u32], best: &mut [f32]) {
         let mut most = [NONE; LANES];
         for group in &*groups {
             for l in 0..LANES {
-                most[l] = if group[l] > most[l] { group[l] } else { most[l] };
+                most[l] = larger(most[l], group[l]);
             }
         }
-        *best = reduce(most, |a, b| if b > a { b } else { a });
+        *best = join_lanes(most, larger);
         // The first that has it.
         for (number, group) in groups.iter_mut().enumerate() {
             let mut hits = [0u32; LANES];
             for l in 0..LANES {
                 hits[l] = if group[l] == *best { 1 << l } else { 0 };
             }
-            let first = reduce(hits, |a, b| a | b).trailing_zeros() as usize;
+            let first = join_lanes(hits, std::ops::BitOr::bitor).trailing_zeros() as usize;
             if first < LANES {
                 *id = (number * LANES + first) as u32;
                 group[first] = NONE;
@@ -102,19 +102,6 @@ fn choose(logits: &[f32], ids: &mut [u32], best: &mut [f32]) {
             }
         }
     }
-}
-
-/// All lanes in one, by halves.
-#[inline(always)]
-fn reduce<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            lanes[l] = join(lanes[l], lanes[l + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
 }
 
 #[inline(always)]
