@@ -87,7 +87,8 @@ pub trait ExpertBank: Send + Sync {
         None
     }
 
-    /// How gates and ups of a layer's experts are coded, if all of them stay in memory.
+    /// How gates and ups of a layer's experts are coded. Who has [`ExpertBank::resident`] ones says so of all of them: rows
+    /// are prepared for these encodings and no others.
     fn input_encodings(&self, _layer: usize) -> &[Encoding] {
         &[]
     }

@@ -36,7 +36,7 @@ macro_rules! versions {
 pub(crate) use versions;
 
 /// Lanes, a power of two of them, in the one fixed order: halves are joined until one value is left. `join` is a function that
-/// is always inlined, or it would not be compiled for the instruction set.
+/// is sure to be inlined, or it would not be compiled for the instruction set.
 #[inline(always)]
 pub(crate) fn join_lanes<T: Copy, const N: usize>(
     mut lanes: [T; N],
@@ -53,7 +53,7 @@ pub(crate) fn join_lanes<T: Copy, const N: usize>(
     lanes[0]
 }
 
-/// The larger of two numbers; the first if one of them is none.
+/// The larger of two; the first if one of them is not a number.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }

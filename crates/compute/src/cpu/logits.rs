@@ -48,11 +48,11 @@ impl<'a> Runs<'a> {
         wanted.map(|(_, (run, first))| (first, run))
     }
 
-    /// A logit that the best of at least `count` runs reach, and of not many more if they are not all alike; minus infinity if the
-    /// runs are fewer. The `count` best logits reach it too.
+    /// A height that the best of at least `count` runs reach, so that the `count` best logits do; of many more only if they are
+    /// within a sixteenth of each other. Minus infinity if the runs are fewer, or so many only far below the best.
     pub fn bar(&self, count: usize) -> f32 {
         let is_reached = |bar: f32| reaching_kernel(machine::cpu::isa(), self.tops, bar) >= count;
-        // Ever farther from the best until it is far enough, and back to the half of the last step that is.
+        // Ever farther from the best until it is far enough; then the last step is halved a few times.
         let (mut near, mut far) = (0.0, 1.0);
         while !is_reached(self.best - far) {
             if far > MOST_BELOW {
@@ -212,7 +212,7 @@ fn padded(rest: &[f32]) -> [f32; TOGETHER] {
     last
 }
 
-/// How far below the best a bar may be that is not the lowest.
+/// How far below the best a bar is looked for.
 const MOST_BELOW: f32 = 1e6;
 /// How often the way to a bar is halved.
 const HALVINGS: usize = 4;

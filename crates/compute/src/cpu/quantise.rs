@@ -79,7 +79,7 @@ pub(crate) struct Activations {
     pub(crate) paired: Lines<i8>,
     /// Whether `paired` is transposed.
     pub(crate) transposed: bool,
-    /// Which of them are filled.
+    /// Which of the planes are filled, and whether copied rows have values.
     pub(crate) forms: Forms,
 }
 

@@ -153,6 +153,7 @@ impl Tile {
     /// Lays out the given rows of `x`, sixteen at most.
     pub(crate) fn pack(&mut self, x: &Activations, rows: &[u32], order: Order) {
         assert!(rows.len() <= TOKENS);
+        debug_assert!(x.forms.values);
         let blocks = x.cols.div_ceil(BLOCK);
         (self.tokens, self.blocks) = (rows.len(), blocks);
         self.planes.resize(blocks * 1024, 0);

@@ -123,7 +123,7 @@ pub(crate) fn packing(encoding: Encoding) -> (Codes, ScaleKind, usize) {
     }
 }
 
-/// What the row kernels of weights of these encodings read of activations.
+/// Which planes the row kernels of weights of these encodings read, where they read planes and not [`Activations::values`].
 pub(crate) fn forms(encodings: impl IntoIterator<Item = Encoding>) -> Forms {
     let mut forms = Forms::default();
     for encoding in encodings.into_iter().filter(|encoding| encoding.is_integer()) {

@@ -17,9 +17,10 @@ use crate::bank::ExpertBank;
 /// What rows of all threads have in common in one layer.
 #[derive(Default)]
 pub(crate) struct Room {
-    /// The round it was prepared for, and its k and hidden.
+    /// The round it was prepared for, its k and hidden, and what its experts read.
     round: usize,
     shape: [usize; 2],
+    wants: Wants,
     /// `[rows, hidden]`, if an expert wants floats.
     x: Vec<f32>,
     activations: Activations,
@@ -69,15 +70,16 @@ impl Taken {
     }
 }
 
-/// What experts read of the rows in the room.
-#[derive(Clone, Copy)]
+/// What experts read of the rows, those in the room and a member's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Wants {
     forms: Forms,
     floats: bool,
 }
 
 impl Wants {
-    /// What a layer's experts want. The room moves from cache to cache: nothing goes there that nobody looks at.
+    /// What a layer's experts want. The room moves from cache to cache, so little goes there that nobody looks at. The shared
+    /// expert looks at a member's own rows, whose copies have the same form.
     fn of(encodings: &[Encoding], shared: Option<&Shared<'_>>, uses_tiles: bool) -> Wants {
         let shared = shared.iter().flat_map(|s| [s.expert.gate.encoding, s.expert.up.encoding]);
         let forms = dot::forms(encodings.iter().copied().chain(shared));
@@ -99,14 +101,14 @@ impl Room {
     ) -> Table {
         if let Some(table) = self.table.filter(|_| self.round == round) {
             assert_eq!(
-                self.shape,
-                [k, hidden],
+                (self.shape, self.wants),
+                ([k, hidden], wants),
                 "parts of a step that do not make the same operations"
             );
             return table;
         }
         let [rows, members] = seat;
-        (self.round, self.shape) = (round, [k, hidden]);
+        (self.round, self.shape, self.wants) = (round, [k, hidden], wants);
         self.x.resize(if wants.floats { rows * hidden } else { 0 }, 0.0);
         self.ids.resize(rows * k, 0);
         self.slots.resize(rows * k * hidden, 0.0);
