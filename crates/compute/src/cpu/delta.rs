@@ -185,6 +185,22 @@ fn columns<const C: usize>(
     }
 }
 
+/// The panel that comes next, row by row. Half of it is asked for in the first half of a row and half in the second: there are
+/// only so many lines under way at a time. It counts for itself, since a loop that counts its rows as well keeps its place in
+/// memory instead of in registers, which takes twice as long.
+struct Ahead {
+    at: *const f32,
+    width: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    fn fetch(&mut self, floats: usize) {
+        prefetch::lines(self.at, floats);
+        self.at = self.at.wrapping_add(self.width);
+    }
+}
+
 /// The first half of a row: `S = α from`, returns `Sᵀ k`.
 #[inline(always)]
 fn begin<const C: usize>(
@@ -197,10 +213,10 @@ fn begin<const C: usize>(
     next: *const f32,
 ) -> [f32; C] {
     let mut m = [0.0; C];
+    let mut ahead = Ahead { at: next.wrapping_add(column), width };
     let pairs = from.chunks_exact(width).zip(state.chunks_exact_mut(width));
-    for (i, ((from, s), &k)) in pairs.zip(k).enumerate() {
-        // Half of what comes next now and half in `update`: there are only so many lines under way at a time.
-        prefetch::lines(next.wrapping_add(i * width + column), C / 2);
+    for ((from, s), &k) in pairs.zip(k) {
+        ahead.fetch(C / 2);
         let (from, s) = (&from[column..column + C], &mut s[column..column + C]);
         for j in 0..C {
             s[j] = from[j] * alpha;
@@ -220,8 +236,9 @@ fn begin_in_place<const C: usize>(
     next: *const f32,
 ) -> [f32; C] {
     let mut m = [0.0; C];
-    for (i, (s, &k)) in state.chunks_exact_mut(width).zip(k).enumerate() {
-        prefetch::lines(next.wrapping_add(i * width + column), C / 2);
+    let mut ahead = Ahead { at: next.wrapping_add(column), width };
+    for (s, &k) in state.chunks_exact_mut(width).zip(k) {
+        ahead.fetch(C / 2);
         let s = &mut s[column..column + C];
         for j in 0..C {
             s[j] *= alpha;
@@ -242,9 +259,10 @@ fn update<const C: usize>(
     d: &[f32; C],
     next: *const f32,
 ) -> [f32; C] {
-    let mut o = [0.0; C];
-    for (i, ((s, &k), &q)) in state.chunks_exact_mut(width).zip(k).zip(q).enumerate() {
-        prefetch::lines(next.wrapping_add(i * width + column + C / 2), C.div_ceil(2));
+    let (mut o, d) = ([0.0; C], *d);
+    let mut ahead = Ahead { at: next.wrapping_add(column + C / 2), width };
+    for ((s, &k), &q) in state.chunks_exact_mut(width).zip(k).zip(q) {
+        ahead.fetch(C.div_ceil(2));
         let s = &mut s[column..column + C];
         for j in 0..C {
             s[j] = d[j].mul_add(k, s[j]);
