@@ -72,12 +72,13 @@ impl Unit {
         if self == Unit::Amx {
             amx::configure();
         }
+        let mut work = Box::default();
         let mut best = Duration::MAX;
         for _ in 0..64 {
             let start = Instant::now();
             // SAFETY: only reached with AMX, which implies AVX-512 and VNNI; the buffers have the
             // sizes that pack and unpack give them.
-            std::hint::black_box(unsafe { panel.product(self, &tile) });
+            std::hint::black_box(unsafe { panel.product(self, &tile, &mut work) });
             best = best.min(start.elapsed());
         }
         if self == Unit::Amx {
@@ -209,8 +210,8 @@ fn pack_block(values: &[i16; BLOCK], planes: &mut [i8], token: usize, order: Ord
 }
 
 thread_local! {
-    /// Grows to the widest weight once and is kept.
-    static PANEL: RefCell<Panel> = RefCell::new(Panel::default());
+    /// The panel grows to the widest weight once and is kept.
+    static SCRATCH: RefCell<(Panel, Box<Work>)> = RefCell::default();
 }
 
 /// Products of weight rows `rows` with every token of `tiles`; token t of tile i is output row
@@ -227,7 +228,7 @@ pub(crate) unsafe fn multiply_rows(
     outputs: &[u32],
     out: Target,
 ) {
-    PANEL.with_borrow_mut(|panel| {
+    SCRATCH.with_borrow_mut(|(panel, work)| {
         if unit == Unit::Amx {
             amx::configure();
         }
@@ -240,7 +241,7 @@ pub(crate) unsafe fn multiply_rows(
                 assert_eq!(tile.blocks, w.cols.div_ceil(BLOCK));
                 // SAFETY: as the caller promised; the panel and the tile have the same columns.
                 unsafe {
-                    let result = panel.product(unit, tile);
+                    let result = panel.product(unit, tile, work);
                     for t in 0..tile.tokens {
                         let row = outputs[i * TOKENS + t] as usize;
                         let to = out.start.add(row * out.stride + out.column + first - rows.start);
@@ -263,12 +264,9 @@ impl Panel {
     /// AMX must be configured by [`configure`], and the panel unpacked from a weight with the
     /// tile's number of columns.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
-    unsafe fn product(&self, unit: Unit, tile: &Tile) -> [[f32; ROWS]; TOKENS] {
-        // Sums of lanes that wait for their other half: [depth][row][token].
-        let mut stack = Sums([[[0.0f32; TOKENS]; ROWS]; 5]);
-        let stack = &mut stack.0;
+    unsafe fn product(&self, unit: Unit, tile: &Tile, work: &mut Work) -> [[f32; ROWS]; TOKENS] {
+        let Work { sums: Sums(stack), integers } = work;
         let mut depth = 0;
-        let mut integers = [Integers::ZERO, Integers::ZERO];
         // The tile unit runs one block ahead of the vector code: its results reach memory only when
         // its stores retire, and whoever reads them sooner waits for that.
         let multiply = |visit: usize, to: &mut Integers| {
@@ -389,16 +387,22 @@ fn add_sums(sums: &mut [[f32; TOKENS]; ROWS], more: &[[f32; TOKENS]; ROWS]) {
     }
 }
 
-/// Tile results: [plane][row][token].
-#[repr(C, align(64))]
-struct Integers([[[i32; TOKENS]; ROWS]; 2]);
-
-impl Integers {
-    const ZERO: Integers = Integers([[[0; TOKENS]; ROWS]; 2]);
+/// What a product writes before it reads it: kept from one to the next instead of being cleared, 18 KB of it.
+#[derive(Default)]
+struct Work {
+    sums: Sums,
+    /// Of the block that is scaled and of the next.
+    integers: [Integers; 2],
 }
 
-/// Partial sums, aligned for whole-register access.
+/// Tile results: [plane][row][token].
 #[repr(C, align(64))]
+#[derive(Default)]
+struct Integers([[[i32; TOKENS]; ROWS]; 2]);
+
+/// Sums of lanes that wait for their other half, aligned for whole-register access: [depth][row][token].
+#[repr(C, align(64))]
+#[derive(Default)]
 struct Sums([[[f32; TOKENS]; ROWS]; 5]);
 
 #[cfg(test)]
