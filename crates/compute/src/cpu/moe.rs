@@ -63,8 +63,9 @@ pub(crate) struct Scratch {
     hidden: Vec<f32>,
     /// Pairs sorted by expert: pair index = row · k + rank.
     pairs: Vec<u32>,
-    /// Where each expert's pairs begin in `pairs`; one more at the end.
+    /// Where each expert's pairs begin in `pairs`, and where the last one's end.
     starts: Vec<u32>,
+    /// Experts that have pairs.
     wanted: Vec<u32>,
     /// By row of the step: 0 if it is certain, else how deep it was drafted; empty if none was.
     pub(crate) depths: Vec<u8>,
@@ -158,7 +159,7 @@ pub(crate) fn run(
     let hidden = x.len() / rows.max(1);
     let k = routing.ids.len() / rows.max(1);
     mark_lost(scratch, before, rows);
-    group(scratch, &routing.ids, k);
+    group_by_demand(scratch, &routing.ids, k);
     for row in (0..rows).filter(|&row| scratch.is_lost(row)) {
         slots[row * k * hidden..][..k * hidden].fill(0.0);
     }
@@ -363,39 +364,39 @@ fn mark_lost(scratch: &mut Scratch, before: &[RowFailure], rows: usize) {
     }
 }
 
-/// Sorts (row, rank) pairs by expert, rows ascending within one (a counting sort), and the experts by
-/// how many rows want them. Rows that are lost want none.
+/// Sorts (row, rank) pairs by expert, rows ascending within one (a counting sort). Rows that are lost want none.
 fn group(scratch: &mut Scratch, ids: &[u32], k: usize) {
+    let Scratch { starts, pairs, wanted, lost, .. } = scratch;
     let experts = ids.iter().max().map_or(0, |&id| id as usize + 1);
-    let lost = std::mem::take(&mut scratch.lost);
-    let is_wanted = |pair: usize| lost.is_empty() || !lost[pair / k];
-    scratch.starts.clear();
-    scratch.starts.resize(experts + 1, 0);
-    let mut pairs = 0;
-    for (pair, &id) in ids.iter().enumerate() {
-        if is_wanted(pair) {
-            scratch.starts[id as usize + 1] += 1;
-            pairs += 1;
-        }
-    }
+    let wanted_pairs = || {
+        let pairs = ids.iter().enumerate();
+        pairs.filter(|(pair, _)| lost.is_empty() || !lost[pair / k])
+    };
+    // Counted two places on, so that after adding up one place on has where an expert's next pair goes; in the end that is
+    // where those of the next expert begin.
+    starts.clear();
+    starts.resize(experts + 2, 0);
+    wanted_pairs().for_each(|(_, &id)| starts[id as usize + 2] += 1);
     for expert in 0..experts {
-        scratch.starts[expert + 1] += scratch.starts[expert];
+        starts[expert + 2] += starts[expert + 1];
     }
-    scratch.pairs.clear();
-    scratch.pairs.resize(pairs, 0);
-    let mut next = scratch.starts.clone();
-    for (pair, &id) in ids.iter().enumerate() {
-        if !is_wanted(pair) {
-            continue;
-        }
-        scratch.pairs[next[id as usize] as usize] = pair as u32;
-        next[id as usize] += 1;
+    pairs.clear();
+    pairs.resize(starts[experts + 1] as usize, 0);
+    for (pair, &id) in wanted_pairs() {
+        let next = &mut starts[id as usize + 1];
+        pairs[*next as usize] = pair as u32;
+        *next += 1;
     }
-    let count = |expert: u32| next[expert as usize] - scratch.starts[expert as usize];
-    scratch.wanted.clear();
-    scratch.wanted.extend((0..experts as u32).filter(|&expert| count(expert) > 0));
-    scratch.wanted.sort_by_key(|&expert| std::cmp::Reverse(count(expert)));
-    scratch.lost = lost;
+    wanted.clear();
+    wanted.extend((0..experts as u32).filter(|&id| starts[id as usize] < starts[id as usize + 1]));
+}
+
+/// The same, with the experts that most rows want first.
+fn group_by_demand(scratch: &mut Scratch, ids: &[u32], k: usize) {
+    group(scratch, ids, k);
+    let mut wanted = std::mem::take(&mut scratch.wanted);
+    wanted.sort_by_key(|&id| std::cmp::Reverse(scratch.pairs_of(id).len()));
+    scratch.wanted = wanted;
 }
 
 /// The experts of a routing, those that most rows want first; what none but drafted rows want comes after
@@ -406,7 +407,7 @@ pub(crate) fn most_wanted<'a>(
     k: usize,
 ) -> &'a [u32] {
     scratch.lost.clear();
-    group(scratch, &routing.ids, k);
+    group_by_demand(scratch, &routing.ids, k);
     // A guess for some of the rows does not tell which.
     if !scratch.depths.is_empty() && routing.ids.len() == scratch.depths.len() * k {
         let mut wanted = std::mem::take(&mut scratch.wanted);

@@ -10,7 +10,7 @@ use super::super::dot::{self, Rows, Target};
 use super::super::matmul::{SharedMut, uses_tiles};
 use super::super::meeting::{Seat, Shares};
 use super::super::quantise::{Activations, Forms, Writer};
-use super::{Call, RoutingTable, Scratch, Shared, group, sum_row, whole_expert};
+use super::{Call, RoutingTable, Scratch, Shared, group, group_by_demand, sum_row, whole_expert};
 use crate::Encoding;
 use crate::bank::ExpertBank;
 
@@ -182,7 +182,7 @@ pub(crate) fn run(
     let mut taken = Taken::default();
     // Who is early begins with experts for its own rows: that unpacks some of them twice, but waiting does nothing at all.
     if !seat.are_all_there(&arrival) {
-        group(scratch, &routing.ids, k);
+        group_by_demand(scratch, &routing.ids, k);
         // SAFETY: this member's rows.
         let start = unsafe { table.slots.at(first * k * hidden) };
         let target = Target { start, stride: hidden, column: 0 };
@@ -215,8 +215,7 @@ pub(crate) fn run(
     let target = Target { start: table.slots.0, stride: hidden, column: 0 };
     let call = Call { isa, activation, x, rows: all, k, target };
     // In the order of memory, where they follow one another.
-    let mut wanted = std::mem::take(&mut scratch.wanted);
-    wanted.sort_unstable();
+    let wanted = &scratch.wanted;
     shares.work(wanted.len(), me, |task| {
         let id = wanted[task];
         // SAFETY: pairs of all members, in a round that this one has not left.
@@ -226,7 +225,6 @@ pub(crate) fn run(
             whole_expert(&call, &expert, pairs, activations);
         }
     });
-    scratch.wanted = wanted;
     seat.wait(seat.arrive());
     // SAFETY: nobody writes slots any more, and who prepares the next round has another room.
     let slots = unsafe {
