@@ -500,9 +500,6 @@ fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
     for column in (0..head_dim).step_by(PANEL) {
         let width = panel_width(head_dim, column);
         let at = column * BLOCK + seen.start * width..column * BLOCK + seen.end * width;
-        let end = (column + width) * view.kv.row_bytes();
-        let ahead = view.kv.v_bytes().get(end..).filter(|v| !v.is_empty());
-        let ahead = ahead.unwrap_or(view.next_page);
         #[cfg(target_arch = "x86_64")]
         if let KvBlock::F16 { v, .. } = view.kv
             && width == PANEL
@@ -511,10 +508,15 @@ fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
             let mut sums = [[0.0; PANEL]; TOGETHER];
             let sums = &mut sums[..tile.scores.len()];
             let p = &tile.scores.as_flattened()[seen.start..];
+            // All of V came while K was read; so does the next K while V is, a share with each panel.
+            let ahead = view.next_page.get(column * view.kv.row_bytes()..).unwrap_or_default();
             halves::multiply(p, BLOCK, v[at].as_chunks().0, PANEL, sums, ahead);
             add_seen(view, (tile.keep, tile.add), 0, column, sums, tile.o);
             continue;
         }
+        let end = (column + width) * view.kv.row_bytes();
+        let ahead = view.kv.v_bytes().get(end..).filter(|v| !v.is_empty());
+        let ahead = ahead.unwrap_or(view.next_page);
         let v: &[f32] = match view.kv {
             KvBlock::F16 { v, .. } => {
                 let panel = &mut tile.panel[..at.len()];
