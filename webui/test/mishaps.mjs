@@ -280,7 +280,7 @@ export const mishaps = [
     await page.goto('data:text/html,before');
     await page.goto(`${mockUrl}#c=gone`);
     await ready(page);
-    assert.equal(new URL(page.url()).hash, '');
+    await page.waitForURL((url) => url.hash === '');
     await page.goBack();
     assert.match(page.url(), /^data:/);
     await context.close();
