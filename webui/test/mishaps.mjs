@@ -280,7 +280,7 @@ export const mishaps = [
     await page.goto('data:text/html,before');
     await page.goto(`${mockUrl}#c=gone`);
     await ready(page);
-    await page.waitForURL((url) => url.hash === '');
+    assert.equal(await page.evaluate(() => location.hash), '');
     await page.goBack();
     assert.match(page.url(), /^data:/);
     await context.close();

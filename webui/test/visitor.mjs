@@ -57,7 +57,9 @@ export async function visit(url, { width = 1440, height = 900, scheme = 'light',
   } };
 }
 
-export const ready = (page) => page.waitForFunction(() => document.getElementById('model').textContent !== '');
+/** Until the server has answered and the conversations are there, whichever comes last. */
+export const ready = (page) =>
+  page.waitForFunction(() => document.getElementById('model').textContent !== '' && document.documentElement.dataset.ready);
 export const count = (page, selector) => page.locator(selector).count();
 const answers = (page) => page.locator('.message.assistant');
 
