@@ -18,7 +18,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// A chat that is fine, but for this one field.
 fn chat_with(field: &str, value: Value) -> Value {
-    let mut body = json!({"model": "pebble", "messages": [{"role": "user", "content": COLD}], "max_tokens": 8});
+    let mut body = json!({"model": "pebble", "messages": [{"role": "user", "content": COLD}], "temperature": 0, "max_tokens": 8});
     body[field] = value;
     body
 }

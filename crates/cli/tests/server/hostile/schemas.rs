@@ -126,7 +126,7 @@ fn schemas_of_tools_are_untrusted_too() {
 #[test]
 fn expressions_that_are_too_much_do_not_keep_a_tool_from_being_called() {
     let served = Served::start(&[]);
-    let pattern = |pattern: &str| json!({"type": "array", "items": {"type": "string", "pattern": pattern, "maxLength": 9}});
+    let pattern = |pattern: &str| json!({"type": "array", "items": {"type": "string", "pattern": pattern, "maxLength": 9}, "maxItems": 3});
     for odd in [
         pattern("(a{1000}){1000}"),
         pattern("^(?!a).*$"),
