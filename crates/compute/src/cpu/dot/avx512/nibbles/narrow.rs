@@ -114,77 +114,116 @@ pub(super) unsafe fn narrow_rows<const PARTS: usize, const KIND: u8, const GROUP
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
 unsafe fn sixteen<const PARTS: usize, const KIND: u8, const GROUP: usize>(
-    from: [*const u8; 3],
-    ahead: Ahead,
-    x: &[Planes],
-    sums: &mut [MaybeUninit<[__m512; FOURS]>],
-) {
-    for half in 0..FOURS / 2 {
-        // SAFETY: the caller's promise.
-        unsafe { eight::<PARTS, KIND, GROUP>(from, ahead, half, x, sums) };
-    }
-}
-
-/// The same of one half of them.
-///
-/// # Safety
-/// As [`sixteen`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn eight<const PARTS: usize, const KIND: u8, const GROUP: usize>(
     [codes, scales, biases]: [*const u8; 3],
     ahead: Ahead,
-    half: usize,
     x: &[Planes],
     sums: &mut [MaybeUninit<[__m512; FOURS]>],
 ) {
     let row_bytes = PARTS * PART / 2;
     let scale_bytes = PARTS * PART / GROUP * if KIND == 0 { 4 } else { 2 };
+    for half in 0..FOURS / 2 {
+        let mut of_parts = [[(_mm512_setzero_ps(), _mm512_setzero_ps()); 2]; 2];
+        // SAFETY: the caller's promise; prefetching is harmless.
+        unsafe {
+            for four in 0..2 {
+                let at = (half * 2 + four) * 4 * scale_bytes;
+                let (scales, biases) = (scales.add(at), biases.add(at));
+                for stream in [scales, biases] {
+                    _mm_prefetch::<_MM_HINT_T0>(stream.wrapping_add(ahead.scales).cast());
+                }
+                let scale = scales_of_four::<PARTS, KIND, GROUP>(scales);
+                let bias = scales_of_four::<PARTS, KIND, GROUP>(biases);
+                for part in 0..PARTS {
+                    of_parts[part][four] = (scale[part], bias[part]);
+                }
+            }
+            let codes = codes.add(half * 8 * row_bytes);
+            if matches!(x.len(), 4 | 7 | 8 | 10..) {
+                eight::<true, PARTS>(codes, ahead.codes, &of_parts, half, x, sums);
+            } else {
+                eight::<false, PARTS>(codes, ahead.codes, &of_parts, half, x, sums);
+            }
+        }
+    }
+}
+
+/// Scales and biases of two fours of weight rows.
+type Scales = [(__m512, __m512); 2];
+
+/// The same of eight rows, whose scales are those of each part. Up to four activation rows at a time (`BY_FOUR`) or three: by
+/// four, codes do not stay in registers, which costs one to three rows more than it gains.
+///
+/// Not inlined: scales that lie in memory leave their registers to sums. With fewer registers the compiler puts the products of
+/// a sum one after another, where each waits for the one before it.
+///
+/// # Safety
+/// `codes` are those of eight rows, and `x` has their width.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn eight<const BY_FOUR: bool, const PARTS: usize>(
+    codes: *const u8,
+    ahead: usize,
+    scales: &[Scales; 2],
+    half: usize,
+    x: &[Planes],
+    sums: &mut [MaybeUninit<[__m512; FOURS]>],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        part::<BY_FOUR, PARTS, 0>(codes, ahead, &scales[0], half, x, sums);
+        if PARTS == 2 {
+            part::<BY_FOUR, PARTS, 1>(codes, ahead, &scales[1], half, x, sums);
+        }
+    }
+}
+
+/// Part `AT` of them.
+///
+/// # Safety
+/// As [`eight`]; the sums of the part before are there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn part<const BY_FOUR: bool, const PARTS: usize, const AT: usize>(
+    codes: *const u8,
+    ahead: usize,
+    scales: &Scales,
+    half: usize,
+    x: &[Planes],
+    sums: &mut [MaybeUninit<[__m512; FOURS]>],
+) {
     let nothing = [_mm512_setzero_si512(); 4];
-    let zero = _mm512_setzero_ps();
-    let mut weights = [Weights { even: nothing, odd: nothing, scale: zero, bias: zero }; 2];
+    let mut weights = [Weights { even: nothing, odd: nothing }; 2];
     // SAFETY: the caller's promise; prefetching is harmless.
     unsafe {
-        let mut scale = [[_mm512_setzero_ps(); 2]; 2];
-        let mut bias = scale;
         for four in 0..2 {
-            let row = (half * 2 + four) * 4;
-            let (scales, biases) = (scales.add(row * scale_bytes), biases.add(row * scale_bytes));
-            for stream in [scales, biases] {
-                _mm_prefetch::<_MM_HINT_T0>(stream.wrapping_add(ahead.scales).cast());
+            let mut packed = nothing;
+            for row in 0..4 {
+                let at = codes.add(((four * 4 + row) * PARTS + AT) * PART / 2);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+                packed[row] = _mm512_loadu_si512(at.cast());
             }
-            scale[four] = scales_of_four::<PARTS, KIND, GROUP>(scales);
-            bias[four] = scales_of_four::<PARTS, KIND, GROUP>(biases);
+            let (even, odd) = unpack::<false>(transpose(packed));
+            weights[four] = Weights { even, odd };
         }
-        for part in 0..PARTS {
-            for four in 0..2 {
-                let mut packed = [_mm512_setzero_si512(); 4];
-                for row in 0..4 {
-                    let row_of_all = (half * 2 + four) * 4 + row;
-                    let at = codes.add(row_of_all * row_bytes + part * PART / 2);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead.codes).cast());
-                    packed[row] = _mm512_loadu_si512(at.cast());
+        let mut n = 0;
+        while n < x.len() {
+            let to = &mut sums[n..];
+            n += match x.len() - n {
+                1 => put_all::<AT, 1>(room(to), half, products::<AT, 1>(&weights, scales, [x[n]])),
+                4 | 7 | 8 | 10.. if BY_FOUR => {
+                    let four = [x[n], x[n + 1], x[n + 2], x[n + 3]];
+                    put_all::<AT, 4>(room(to), half, products::<AT, 4>(&weights, scales, four))
                 }
-                let (even, odd) = unpack::<false>(transpose(packed));
-                weights[four] =
-                    Weights { even, odd, scale: scale[four][part], bias: bias[four][part] };
-            }
-            let mut n = 0;
-            while n < x.len() {
-                let to = &mut sums[n..];
-                n += match x.len() - n {
-                    1 => put_all(room(to), half, part, products(&weights, [x[n]], part)),
-                    2 | 4 => {
-                        let two = [x[n], x[n + 1]];
-                        put_all(room(to), half, part, products(&weights, two, part))
-                    }
-                    // With fewer, products wait for each other.
-                    _ => {
-                        let three = [x[n], x[n + 1], x[n + 2]];
-                        put_all(room(to), half, part, products(&weights, three, part))
-                    }
-                };
-            }
+                2 | 4 => {
+                    let two = [x[n], x[n + 1]];
+                    put_all::<AT, 2>(room(to), half, products::<AT, 2>(&weights, scales, two))
+                }
+                // With fewer, products wait for each other.
+                _ => {
+                    let three = [x[n], x[n + 1], x[n + 2]];
+                    put_all::<AT, 3>(room(to), half, products::<AT, 3>(&weights, scales, three))
+                }
+            };
         }
     }
 }
@@ -204,10 +243,9 @@ fn room<const N: usize>(
 /// Those of the first part are there when the next come.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn put_all<const N: usize>(
+unsafe fn put_all<const AT: usize, const N: usize>(
     sums: &mut [MaybeUninit<[__m512; FOURS]>; N],
     half: usize,
-    part: usize,
     products: [[__m512; 2]; N],
 ) -> usize {
     for (sums, products) in sums.iter_mut().zip(products) {
@@ -217,7 +255,7 @@ unsafe fn put_all<const N: usize>(
             unsafe {
                 let sum = sums.add(half * 2 + four);
                 let all =
-                    if part == 0 { products[four] } else { _mm512_add_ps(*sum, products[four]) };
+                    if AT == 0 { products[four] } else { _mm512_add_ps(*sum, products[four]) };
                 sum.write(all);
             }
         }
@@ -230,20 +268,18 @@ unsafe fn put_all<const N: usize>(
 struct Weights {
     even: [__m512i; 4],
     odd: [__m512i; 4],
-    scale: __m512,
-    bias: __m512,
 }
 
-/// Products of two fours of weight rows with `N` activation rows, block by block.
+/// Products of part `AT` of two fours of weight rows with `N` activation rows, block by block.
 ///
 /// # Safety
 /// `x` has that part, transposed.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-unsafe fn products<const N: usize>(
+unsafe fn products<const AT: usize, const N: usize>(
     weights: &[Weights; 2],
+    scales: &Scales,
     x: [Planes; N],
-    part: usize,
 ) -> [[__m512; 2]; N] {
     let mut high = [[_mm512_setzero_si512(); 2]; N];
     let mut low = high;
@@ -254,11 +290,11 @@ unsafe fn products<const N: usize>(
             // A sum gets its next product when all others have had theirs.
             for is_odd in [false, true] {
                 for n in 0..N {
-                    let at = x[n].planes.add(k * 256 + usize::from(is_odd) * 64 + part * 16);
+                    let at = x[n].planes.add(k * 256 + usize::from(is_odd) * 64 + AT * 16);
                     let x_high = _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast()));
                     let x_low = _mm512_broadcast_i32x4(_mm_loadu_si128(at.add(128).cast()));
                     for four in 0..2 {
-                        let Weights { even, odd, .. } = &weights[four];
+                        let Weights { even, odd } = &weights[four];
                         let codes = if is_odd { odd[k] } else { even[k] };
                         high[n][four] = _mm512_dpbusd_epi32(high[n][four], codes, x_high);
                         low[n][four] = _mm512_dpbusd_epi32(low[n][four], codes, x_low);
@@ -267,15 +303,16 @@ unsafe fn products<const N: usize>(
             }
         }
         for n in 0..N {
-            let blocks = part * PART / BLOCK;
+            let blocks = AT * PART / BLOCK;
             let x_scale = _mm512_broadcast_f32x4(_mm_loadu_ps(x[n].scale.add(blocks)));
             let x_sum = _mm512_broadcast_f32x4(_mm_loadu_ps(x[n].sum.add(blocks)));
             for four in 0..2 {
                 let integers =
                     _mm512_add_epi32(_mm512_slli_epi32::<8>(high[n][four]), low[n][four]);
-                let scale = _mm512_mul_ps(weights[four].scale, x_scale);
+                let (scale, bias) = scales[four];
+                let scale = _mm512_mul_ps(scale, x_scale);
                 let product = _mm512_mul_ps(_mm512_cvtepi32_ps(integers), scale);
-                products[n][four] = _mm512_fmadd_ps(weights[four].bias, x_sum, product);
+                products[n][four] = _mm512_fmadd_ps(bias, x_sum, product);
             }
         }
     }
