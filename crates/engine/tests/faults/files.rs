@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::support::{
-    Model, Outcome, SLOTS, STALL, bank, failed, monotone, serve, varied, within_patience,
+    Model, Outcome, PATIENCE, SLOTS, bank, failed, monotone, serve, varied, within_patience,
 };
 
 /// A copy of a model that may be changed.
@@ -29,7 +29,7 @@ fn after(change: impl FnOnce(&Path), slots: usize, reason: &str) -> bool {
     let (_folder, model, weights) = copy("qwen3_5_moe-4bit");
     let requests = [monotone(5, 40, 6), varied(2, 3, 6), varied(7, 70, 6)];
     let answers = model.answers(&requests);
-    let mut engine = model.engine(slots, &model.good_disk(), STALL);
+    let mut engine = model.engine(slots, &model.good_disk(), PATIENCE);
     for (outcome, answer) in serve(&mut engine, &requests).iter().zip(&answers) {
         assert!(!failed(outcome, answer), "{outcome:?}");
     }

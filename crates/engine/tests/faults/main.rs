@@ -19,7 +19,8 @@ use experts::device::{Fault, Faulty, Rule};
 use model::Logits;
 
 use self::support::{
-    Disk, Divided, Model, SLOTS, STALL, bank, check_mended, failed, serve, varied, within_patience,
+    Disk, Divided, Model, PATIENCE, SLOTS, STALL, bank, check_mended, failed, serve, varied,
+    within_patience,
 };
 
 /// Stacked, sharded, fused and separate experts; with and without recurrent layers and a shared expert.
@@ -45,7 +46,7 @@ fn faults_that_a_retry_mends_change_nothing() {
                 }
                 bits
             };
-            let want = logits(&mut model.runner(None, STALL));
+            let want = logits(&mut model.runner(None, PATIENCE));
             for slots in SLOTS {
                 let disk = Disk::new(&model.checkpoint, |faulty| {
                     faulty

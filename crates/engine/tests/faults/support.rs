@@ -25,7 +25,8 @@ pub(crate) const SLOTS: [usize; 2] = [2, 24];
 /// Longer than anything here takes, and short enough to be told of what hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-pub(crate) const STALL: Duration = Duration::from_millis(400);
+/// What reads get where some are made to stall. Others get [`PATIENCE`]: a slow disk is not what is tested.
+pub(crate) const STALL: Duration = Duration::from_secs(1);
 
 /// Runs something that may hang if it is wrong.
 pub(crate) fn within_patience(test: impl FnOnce() + Send + 'static) {
@@ -128,7 +129,7 @@ impl Model {
 
     /// What each request says alone, all experts in memory.
     pub(crate) fn answers(&self, requests: &[Request]) -> Vec<Vec<u32>> {
-        let mut engine = Engine::new(self.runner(None, STALL));
+        let mut engine = Engine::new(self.runner(None, PATIENCE));
         let alone = |request: &Request| {
             let outcome = serve(&mut engine, std::slice::from_ref(request)).remove(0);
             assert_eq!(outcome.error, None);
@@ -139,7 +140,7 @@ impl Model {
 
     /// The experts that each request is routed to, by layer and index.
     pub(crate) fn routes(&self, requests: &[Request]) -> Vec<BTreeSet<(usize, u32)>> {
-        let mut engine = self.engine(SLOTS[0], &self.good_disk(), STALL);
+        let mut engine = self.engine(SLOTS[0], &self.good_disk(), PATIENCE);
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("routing");
         let route = |request: &Request| {
@@ -312,7 +313,8 @@ impl Divided {
         let (met, rule) = model.around(self.layer, self.expert, fault);
         let path = model.good_disk().path(rule.file.unwrap()).display().to_string();
         let disk = Disk::new(&model.checkpoint, |faulty| faulty.with_rule(rule));
-        let mut engine = model.engine(slots, &disk, STALL);
+        let stall = if fault == Fault::Stall { STALL } else { PATIENCE };
+        let mut engine = model.engine(slots, &disk, stall);
         let outcomes = serve(&mut engine, requests);
         let mut failures = 0;
         for ((outcome, answer), route) in outcomes.iter().zip(answers).zip(&self.routes) {
