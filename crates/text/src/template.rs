@@ -3,7 +3,8 @@
 //!
 //! The engine is minijinja; what it does otherwise than Jinja2 is made up for in the modules below:
 //! `syntax` (rewrites of the source), `python` (methods of str, list and dict), `filters`
-//! (filters, tests and printing), `json` (`tojson`), `time` (`strftime_now`), `content` (text or parts).
+//! (filters, tests and printing), `json` (`tojson`), `time` (`strftime_now`), `content` (text or parts), `calls`
+//! (turns with calls of tools).
 //! Templates are untrusted: instructions, recursion and output are limited, and a render has a
 //! thread of its own, so that neither a deep value nor a panic takes the process down.
 //!
@@ -20,6 +21,7 @@
 //! - Integers beyond 64 bits in JSON become floats; `strftime_now` is UTC unless the caller says otherwise.
 //! - Memory of intermediate values is bounded by fuel alone.
 
+mod calls;
 mod content;
 mod filters;
 mod json;
@@ -39,7 +41,6 @@ use serde_json::{Map, Value};
 use crate::message::normalise;
 use crate::source::TemplateFiles;
 use crate::{ChatRequest, Error, Result};
-use content::Abilities;
 
 /// Instructions one render may take, and a share for each message and tool: 80 published templates took
 /// up to 640 for each (`tests/support/cases.json`, November 2026).
@@ -64,7 +65,8 @@ pub struct ChatTemplate {
     source: String,
     special_tokens: Map<String, Value>,
     has_tool_use: bool,
-    abilities: OnceLock<Abilities>,
+    contents: OnceLock<content::Abilities>,
+    calls: OnceLock<calls::Abilities>,
 }
 
 /// The words of `raise_exception`, carried through the engine's own error.
@@ -110,7 +112,8 @@ impl ChatTemplate {
             source: files.default.clone(),
             special_tokens: files.special_tokens.clone(),
             has_tool_use: files.tool_use.is_some(),
-            abilities: OnceLock::new(),
+            contents: OnceLock::new(),
+            calls: OnceLock::new(),
         })
     }
 
@@ -122,7 +125,8 @@ impl ChatTemplate {
     /// The prompt for a conversation. Encode it without adding special tokens: the template has them.
     pub fn render(&self, request: &ChatRequest) -> Result<String> {
         let messages = normalise(&request.messages)?;
-        let messages = content::adapt(messages, || self.abilities())?;
+        let messages = calls::adapt(messages, || self.calls());
+        let messages = content::adapt(messages, || self.contents())?;
         self.render_exact(&ChatRequest { messages, ..request.clone() })
     }
 
@@ -176,8 +180,14 @@ impl ChatTemplate {
     }
 
     /// What this template takes as content, found out by rendering once and remembered.
-    fn abilities(&self) -> Abilities {
-        *self.abilities.get_or_init(|| Abilities::probe(self))
+    fn contents(&self) -> content::Abilities {
+        *self.contents.get_or_init(|| content::Abilities::probe(self))
+    }
+
+    /// The same of calls.
+    fn calls(&self) -> calls::Abilities {
+        let contents = self.contents();
+        *self.calls.get_or_init(|| calls::Abilities::probe(self, |text| contents.content(text)))
     }
 }
 

@@ -49,6 +49,24 @@ const EXPECTED: [(&str, ToolFormat); 36] = [
     ("qwen3", ToolFormat::Hermes),
 ];
 
+/// Published templates that show what was thought before a call; the others have no place for it.
+const SHOW_THINKING: [&str; 14] = [
+    "gh-Bielik-11B-v3.0-Instruct",
+    "gh-GLM-4.6",
+    "gh-GLM-4.7-Flash",
+    "gh-LFM2.5-8B-A1B",
+    "gh-MiniMax-M2",
+    "gh-NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "gh-Qwen-Qwen3-0.6B",
+    "gh-Qwen3.5-4B",
+    "gh-StepFun3.5-Flash",
+    "gh-google-gemma-4-31B-it",
+    "gh-google-gemma-4-31B-it-interleaved",
+    "gh-openai-gpt-oss-120b",
+    "gh-poolside-Laguna-S-2.1",
+    "qwen3",
+];
+
 fn weather() -> Value {
     let parameters = json!({
         "type": "object",
@@ -106,6 +124,23 @@ fn source(files: &TemplateFiles) -> String {
     files.default.clone() + files.tool_use.as_deref().unwrap_or_default()
 }
 
+/// Names and files of the published templates that are there.
+fn published() -> Option<Vec<(String, TemplateFiles)>> {
+    let Some(folder) = std::env::var_os("MILLSTREAM_TEST_TEMPLATES").map(PathBuf::from) else {
+        println!("skipped: MILLSTREAM_TEST_TEMPLATES is not set");
+        return None;
+    };
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    folders.sort();
+    let name =
+        |folder: &Path| folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let files = folders.iter().filter_map(|folder| Some((name(folder), folder_files(folder)?)));
+    Some(files.collect())
+}
+
 fn folder_files(folder: &Path) -> Option<TemplateFiles> {
     TemplateFiles::find(|file| std::fs::read(folder.join(file)).ok()).expect("readable files")
 }
@@ -131,6 +166,28 @@ fn round_trip(files: &TemplateFiles) -> (Option<ToolFormat>, Option<String>) {
         }
     }
     (Some(format), None)
+}
+
+/// What is missing in the prompt of a conversation as agents send it: thought, said, two tools called at once, with ids as
+/// the server makes them, both answered.
+fn missing(template: &ChatTemplate, has_words: bool) -> Result<Vec<&'static str>, text::Error> {
+    let call = |id: &str, city: &str| json!({"id": id, "type": "function", "function": {"name": "weather", "arguments": {"city": city}}});
+    let result = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "name": "weather", "content": text});
+    let ids = ["toolu_0f92a4c1d7b3458e9a0b1c2d3e", "call_5f1e2d3c4b5a69788796a5b4c3"];
+    let request = ChatRequest {
+        tools: vec![weather()],
+        ..ChatRequest::new([
+            json!({"role": "user", "content": "How is the weather?"}),
+            json!({"role": "assistant", "content": if has_words { "Words-of-it" } else { "" }, "reasoning_content": "Thoughts-of-it",
+                   "tool_calls": [call(ids[0], "Oslo"), call(ids[1], "Bergen")]}),
+            result(ids[0], "First-result"),
+            result(ids[1], "Second-result"),
+        ])
+    };
+    let prompt = template.render(&request)?;
+    let mut words = vec!["Oslo", "Bergen", "First-result", "Second-result", "Thoughts-of-it"];
+    words.extend(has_words.then_some("Words-of-it"));
+    Ok(words.into_iter().filter(|word| !prompt.contains(word)).collect())
 }
 
 #[test]
@@ -182,17 +239,9 @@ fn r69_gemma_with_tools_and_a_vague_question() {
 
 #[test]
 fn published_templates_are_read_back() {
-    let Some(folder) = std::env::var_os("MILLSTREAM_TEST_TEMPLATES").map(PathBuf::from) else {
-        println!("skipped: MILLSTREAM_TEST_TEMPLATES is not set");
-        return;
-    };
-    let mut folders: Vec<PathBuf> =
-        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    folders.sort();
+    let Some(published) = published() else { return };
     let mut wrong = Vec::new();
-    for folder in folders {
-        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
-        let Some(files) = folder_files(&folder) else { continue };
+    for (name, files) in published {
         let (format, problem) = round_trip(&files);
         println!(
             "{name}: {} {}",
@@ -203,6 +252,27 @@ fn published_templates_are_read_back() {
             EXPECTED.iter().find(|(expected, _)| *expected == name).map(|(_, format)| *format);
         if expected.is_some() && (format != expected || problem.is_some()) {
             wrong.push(format!("{name}: {format:?} {problem:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn published_templates_show_what_agents_send() {
+    let Some(published) = published() else { return };
+    let mut wrong = Vec::new();
+    for (name, files) in published {
+        if !EXPECTED.iter().any(|(expected, _)| *expected == name) {
+            continue;
+        }
+        let thinks = SHOW_THINKING.contains(&name.as_str());
+        let template = ChatTemplate::from_files(&files).unwrap();
+        for has_words in [true, false] {
+            match missing(&template, has_words) {
+                Ok(missing) if missing.is_empty() || (!thinks && missing == ["Thoughts-of-it"]) => {
+                }
+                other => wrong.push(format!("{name} {has_words}: {other:?}")),
+            }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

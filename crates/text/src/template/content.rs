@@ -1,4 +1,4 @@
-//! Text or parts: what a template takes as the content of a message, and as the arguments of a call.
+//! Text or parts: what a template takes as the content of a message.
 //!
 //! Clients send either; some templates take one of them only, and print or drop the other silently.
 //! Nothing in a template says which, so each is tried once with a word to look for, and messages are
@@ -18,10 +18,6 @@ pub(super) struct Abilities {
     text: bool,
     /// Content as a list of text parts is shown, as the same text.
     parts: bool,
-    /// `content: null` beside tool calls neither fails nor prints `None`.
-    null_beside_calls: bool,
-    /// Arguments of calls must be JSON text: with objects the calls are not shown (DeepSeek V3's first template).
-    arguments_as_text: bool,
 }
 
 impl Abilities {
@@ -34,27 +30,14 @@ impl Abilities {
             render(vec![json!({"role": "user", "content": [{"type": "text", "text": NEEDLE}]})]);
         let text = with_text.contains(NEEDLE);
         let parts = with_parts.contains(NEEDLE) && (!text || with_parts == with_text);
-        let with_call = |content: Value, arguments: Value| {
-            let call = json!({"id": "abcdef123", "type": "function",
-                              "function": {"name": NEEDLE, "arguments": arguments}});
-            render(vec![
-                json!({"role": "user", "content": if text { json!("q") } else { json!([]) }}),
-                json!({"role": "assistant", "content": content, "tool_calls": [call]}),
-            ])
-        };
-        let shows = |rendered: &str| rendered.contains(NEEDLE) && !rendered.contains("None");
-        let (object, json_text) = (json!({"x": 1}), json!("{\"x\": 1}"));
-        let takes_objects = [Value::Null, json!("")]
-            .into_iter()
-            .any(|content| with_call(content, object.clone()).contains(NEEDLE));
-        let arguments_as_text =
-            !takes_objects && with_call(Value::Null, json_text.clone()).contains(NEEDLE);
-        let arguments = if arguments_as_text { json_text } else { object };
-        Self {
-            text,
-            parts,
-            null_beside_calls: shows(&with_call(Value::Null, arguments)),
-            arguments_as_text,
+        Self { text, parts }
+    }
+
+    /// Words in the form that is shown.
+    pub(super) fn content(self, text: &str) -> Value {
+        match self.text || !self.parts {
+            true => text.into(),
+            false => json!([{"type": "text", "text": text}]),
         }
     }
 }
@@ -65,12 +48,6 @@ pub(super) fn adapt(
     abilities: impl Fn() -> Abilities,
 ) -> Result<Vec<Value>> {
     for (index, message) in messages.iter_mut().enumerate() {
-        if let Some(Value::Array(calls)) = message.get_mut("tool_calls")
-            && !calls.is_empty()
-            && abilities().arguments_as_text
-        {
-            calls.iter_mut().for_each(arguments_to_text);
-        }
         match &message["content"] {
             Value::Array(parts) => {
                 let abilities = abilities();
@@ -79,26 +56,13 @@ pub(super) fn adapt(
                 }
             }
             Value::String(text) => {
-                let abilities = abilities();
-                if !abilities.text && abilities.parts {
-                    message["content"] = json!([{"type": "text", "text": text}]);
-                }
-            }
-            Value::Null if message["tool_calls"].is_array() && !abilities().null_beside_calls => {
-                message["content"] = Value::from("");
+                let content = abilities().content(text);
+                message["content"] = content;
             }
             _ => {}
         }
     }
     Ok(messages)
-}
-
-fn arguments_to_text(call: &mut Value) {
-    if let Some(arguments) = call.pointer_mut("/function/arguments")
-        && arguments.is_object()
-    {
-        *arguments = Value::from(arguments.to_string());
-    }
 }
 
 /// Text parts one after another, as templates that take parts print them.
