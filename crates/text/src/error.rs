@@ -20,6 +20,14 @@ pub enum Error {
         /// What the tokenizers crate said.
         reason: String,
     },
+    /// A text has more tokens than there is room for.
+    #[error("the text has at least {at_least} tokens, more than {most}")]
+    TooManyTokens {
+        /// Tokens that it has, or has at least where they were not counted to the end.
+        at_least: usize,
+        /// Tokens that it may have.
+        most: usize,
+    },
     /// Tokens could not be turned into text.
     #[error("{tokens} tokens cannot be decoded: {reason}")]
     Decode {

@@ -4,13 +4,29 @@
 //! depends on the decoder the file declares, so the decoder is classified once into a [`Scheme`];
 //! the detokeniser streams exactly for the two schemes language models use and falls back for the rest.
 
+mod reach;
+
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokenizers::Model;
 
+use self::reach::Reach;
 use crate::{Error, Result};
+
+/// Words whose tokens each thread that encodes remembers. One of 255 bytes takes 9 KB, and the crate's own 10,000 let
+/// anybody who sends odd words fill 90 MB a thread.
+const CACHED_WORDS: usize = 1000;
+
+/// Bytes of text a token up to which a text is encoded without asking first how many tokens it has at least.
+const SHORT_BYTES: usize = 4;
+/// Bytes of text that are encoded whatever they come to: who is told the exact number knows how much to leave out.
+const SMALL_BYTES: usize = 256 << 10;
+
+/// How far beyond the limit, as its multiple, the tokens of a text that is too long are reckoned: whoever shortens it
+/// wants to know by how much.
+const RECKONED: usize = 4;
 
 /// A tokenizer. Clones share the vocabulary.
 #[derive(Clone)]
@@ -23,6 +39,8 @@ struct Shared {
     scheme: Scheme,
     vocab_size: usize,
     special: BTreeSet<u32>,
+    /// Made when a long text comes; `None` inside if there is no telling.
+    reach: OnceLock<Option<Reach>>,
 }
 
 /// How token strings become bytes, as declared by the decoder of the file.
@@ -49,6 +67,10 @@ impl Tokenizer {
             .with_truncation(None)
             .map_err(|error| Error::TokenizerFile { reason: error.to_string() })?;
         inner.with_padding(None);
+        // There is no way to the model but to put another in its place.
+        let mut model = inner.get_model().clone();
+        model.resize_cache(CACHED_WORDS);
+        inner.with_model(model);
 
         let scheme = Scheme::of(&inner);
         let vocabulary = inner.get_added_vocabulary();
@@ -62,7 +84,8 @@ impl Tokenizer {
             vocabulary.simple_id_to_token(id).is_some_and(|t| vocabulary.is_special_token(&t))
         };
         let special = added.keys().copied().filter(is_special).collect();
-        Ok(Self { shared: Arc::new(Shared { inner, scheme, vocab_size, special }) })
+        let reach = OnceLock::new();
+        Ok(Self { shared: Arc::new(Shared { inner, scheme, vocab_size, special, reach }) })
     }
 
     /// Token ids of `text`. With `add_special_tokens` the file's post-processor adds its BOS and EOS;
@@ -74,6 +97,34 @@ impl Tokenizer {
             .encode_fast(text, add_special_tokens)
             .map_err(|error| Error::Encode { bytes: text.len(), reason: error.to_string() })?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The same, or [`Error::TooManyTokens`] if there are more than `most`. Encoding takes a hundred bytes of memory
+    /// for one of text, so a text that is far too long is refused by what its tokens come to at least.
+    pub fn encode_up_to(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        most: usize,
+    ) -> Result<Vec<u32>> {
+        let check = |at_least: usize| match at_least > most {
+            true => Err(Error::TooManyTokens { at_least, most }),
+            false => Ok(()),
+        };
+        check(self.fewest_tokens(text, most))?;
+        let tokens = self.encode(text, add_special_tokens)?;
+        check(tokens.len())?;
+        Ok(tokens)
+    }
+
+    /// What a text's tokens come to at least, found without encoding it; 0 if it is short or there is no telling.
+    fn fewest_tokens(&self, text: &str, most: usize) -> usize {
+        if text.len() <= most.saturating_mul(SHORT_BYTES).max(SMALL_BYTES) {
+            return 0;
+        }
+        let reach = self.shared.reach.get_or_init(|| Reach::of(self));
+        let reckoned = most.saturating_mul(RECKONED);
+        reach.as_ref().map_or(0, |reach| reach.fewest(text, reckoned).tokens)
     }
 
     /// The text of a whole token sequence. Ids outside the vocabulary contribute nothing.
@@ -225,6 +276,7 @@ pub(crate) fn replace_all(mut token: String, replacements: &[(String, String)]) 
 mod tests {
     use super::*;
     use crate::source::tests::pebble;
+    use proptest::prelude::*;
 
     #[test]
     fn byte_alphabet_covers_every_byte_once() {
@@ -268,6 +320,37 @@ mod tests {
             ids.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap()).collect();
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
         assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+    }
+
+    #[test]
+    fn a_text_that_is_far_too_long_is_not_encoded() {
+        let tokenizer = pebble();
+        for text in ["a", "word ", "世界", "\n"].map(|text| text.repeat(1_000_000)) {
+            // Encoding it whole would tell their exact number.
+            match tokenizer.encode_up_to(&text, false, 1000).unwrap_err() {
+                Error::TooManyTokens { at_least, most } => {
+                    assert_eq!((at_least, most), (4001, 1000));
+                }
+                error => panic!("{error}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_limit_changes_no_token(text in "([a-zé ]{0,40}|\\PC{0,9}|\\s{0,20}|<\\|im_end\\|>){0,20}") {
+            let tokenizer = pebble();
+            let tokens = tokenizer.encode(&text, false).unwrap();
+            for most in [tokens.len(), tokens.len() + 1, usize::MAX] {
+                prop_assert_eq!(&tokenizer.encode_up_to(&text, false, most).unwrap(), &tokens);
+            }
+            if let Some(less) = tokens.len().checked_sub(1) {
+                let error = tokenizer.encode_up_to(&text, false, less).unwrap_err();
+                let is_right = matches!(error, Error::TooManyTokens { at_least, most }
+                    if most == less && (less + 1..=tokens.len()).contains(&at_least));
+                prop_assert!(is_right, "{}", error);
+            }
+        }
     }
 
     #[test]

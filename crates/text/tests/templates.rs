@@ -165,6 +165,13 @@ fn real_tokenizers_round_trip() {
         streamed.push_str(&detokenizer.finish().unwrap());
         assert_eq!(streamed, whole, "{name}: streamed");
 
+        // Long enough to be judged before it is encoded.
+        let long = "The quick brown fox jumps over the lazy dog. ".repeat(2000) + MIXED_TEXT;
+        let all = tokenizer.encode(&long, false).unwrap();
+        let limited = tokenizer.encode_up_to(&long, false, all.len()).unwrap();
+        assert!(limited == all, "{name}: a limit changes tokens");
+        assert!(tokenizer.encode_up_to(&long, false, all.len() / 4).is_err(), "{name}");
+
         let bytes: Vec<u8> =
             ids.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap()).collect();
         let text = String::from_utf8(bytes).unwrap();
