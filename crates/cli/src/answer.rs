@@ -126,7 +126,7 @@ impl Speaker {
         chat.enable_thinking = choices.enable_thinking();
         let prompt = self.dialect.prompt(&chat)?;
         tracing::debug!("prompt of {} tokens: {:?}", prompt.tokens.len(), prompt.text);
-        let mut listener = self.dialect.listener(&prompt.text, choices.stop.clone(), &[]);
+        let mut listener = self.dialect.listener(prompt.thinking, choices.stop.clone(), &[]);
         let sampling = choices.over(&self.dialect.defaults);
         let seed = sampling.seed;
         let total = prompt.tokens.len();

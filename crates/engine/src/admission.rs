@@ -1,7 +1,9 @@
 //! Who gets a sequence, and who gives one back.
 //!
 //! A request is admitted if the pool holds its prompt and the next part of an answer beside those of the others;
-//! the prefix cache counts as free. The first in line is not overtaken, except while it waits for somebody else to
+//! the prefix cache counts as free. The line is in rounds: an ask that wants several answers has one of them in each,
+//! and whoever comes stands in the next round, so nobody waits for all answers to another, and who waits is passed by
+//! those of one round at most. The first in line is not overtaken, except while it waits for somebody else to
 //! read what both begin with. When a step runs out of pages, entries of the prefix cache go first, then the
 //! sequences of those that are paused, then those of the youngest: they wait at the head of the line and are read
 //! again.
@@ -11,7 +13,7 @@ use compute::memory::BLOCK;
 use state::{Sequence, Worth, common_prefix};
 
 use crate::engine::{Engine, expect, is_worth_sharing, shared, worth_of_turn};
-use crate::job::{Active, Hold, Job};
+use crate::job::{Active, Hold, Job, Standing};
 use crate::speculation::Draft;
 use crate::{Event, FinishReason, Options};
 
@@ -43,6 +45,18 @@ impl Engine {
                 self.finish(index, reason, events);
             }
         }
+    }
+
+    /// The place in the line of the answer of this number to an ask that comes now.
+    pub(crate) fn standing(&self, choice: usize) -> Standing {
+        Standing { round: self.round + 1 + choice as u64, choice }
+    }
+
+    /// Puts a request behind all that stand no further back. Who was preempted stands in a round that has begun.
+    pub(crate) fn line_up(&mut self, job: Job) {
+        let later =
+            self.waiting.iter().rev().take_while(|other| other.standing > job.standing).count();
+        self.waiting.insert(self.waiting.len() - later, job);
     }
 
     /// Takes in what waits, as far as there is room.
@@ -141,8 +155,10 @@ impl Engine {
         let stops = self.stops(job, sequence.len());
         let Some(mut job) = self.waiting.remove(index) else { return Ok(false) };
         job.hold = None;
+        self.round = self.round.max(job.standing.round);
         if !job.was_admitted {
             job.was_admitted = true;
+            job.order = self.number();
             job.usage.cached_tokens = sequence.len();
             job.usage.queue_seconds = job.submitted.elapsed().as_secs_f64();
             self.counters.prompt_tokens_cached += sequence.len() as u64;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use text::tools::{Tool, ToolFormat};
 use text::{
     AnswerParser, ChatRequest, ChatTemplate, Detokenizer, Piece, ReasoningMarkers, TemplateFiles,
-    Tokenizer, eos_ids,
+    Thinking, Tokenizer, eos_ids,
 };
 
 use crate::{Error, FinishReason, Result, SamplingParams};
@@ -41,6 +41,8 @@ pub struct Prompt {
     pub text: String,
     /// As the model sees it.
     pub tokens: Vec<u32>,
+    /// How it leaves thinking.
+    pub thinking: Thinking,
 }
 
 /// New parts of an answer.
@@ -85,17 +87,42 @@ impl Dialect {
 
     /// The prompt of a conversation. Without a chat template, the messages' text as it is.
     pub fn prompt(&self, request: &ChatRequest) -> Result<Prompt> {
-        let text = match &self.template {
-            Some(template) => template.render(&self.with_thinking(request))?,
+        self.prompt_of(request, self.rendered(request)?, usize::MAX)
+    }
+
+    /// The prompt of a conversation that was rendered to this text, unless it has more than `most` tokens: a text
+    /// that is far too long is refused without being encoded.
+    pub fn prompt_of(&self, request: &ChatRequest, text: String, most: usize) -> Result<Prompt> {
+        let tokens = self.encoded(&text, most)?;
+        let thinking = self.thinking_left(request, &text);
+        Ok(Prompt { text, tokens, thinking })
+    }
+
+    /// The text of a conversation's prompt.
+    pub fn rendered(&self, request: &ChatRequest) -> Result<String> {
+        match &self.template {
+            Some(template) => Ok(template.render(&self.with_thinking(request))?),
             None => {
                 let texts: Vec<&str> =
                     request.messages.iter().filter_map(|m| m["content"].as_str()).collect();
-                texts.join("\n")
+                Ok(texts.join("\n"))
             }
+        }
+    }
+
+    /// A template writes its own beginning-of-text token; plain text needs the tokenizer's.
+    fn encoded(&self, text: &str, most: usize) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.encode_up_to(text, self.template.is_none(), most)?)
+    }
+
+    /// How a prompt leaves thinking: as its template does. Marks that messages write open nothing, or whoever reads a
+    /// file with `<think>` in it would get no answer.
+    fn thinking_left(&self, request: &ChatRequest, text: &str) -> Thinking {
+        let (Some(marks), Some(_)) = (&self.reasoning, &self.template) else {
+            return Thinking::Closed;
         };
-        // A template writes its own beginning-of-text token; plain text needs the tokenizer's.
-        let tokens = self.tokenizer.encode(&text, self.template.is_none())?;
-        Ok(Prompt { text, tokens })
+        let broken = marks.broken_in(request).and_then(|broken| self.rendered(&broken).ok());
+        marks.left_by(broken.as_deref().unwrap_or(text))
     }
 
     /// The same request with thinking switched on where tools need it and nobody said anything.
@@ -117,8 +144,9 @@ impl Dialect {
         }
         let closed = ChatRequest { add_generation_prompt: false, ..request.clone() };
         // A template that refuses this says nothing about the next turn either.
-        let Ok(closed) = self.prompt(&closed) else { return 0 };
-        let pairs = prompt.tokens.iter().zip(&closed.tokens);
+        let closed = self.rendered(&closed).and_then(|text| self.encoded(&text, usize::MAX));
+        let Ok(closed) = closed else { return 0 };
+        let pairs = prompt.tokens.iter().zip(&closed);
         pairs.take_while(|(ours, theirs)| ours == theirs).count()
     }
 
@@ -147,9 +175,9 @@ impl Dialect {
         ids
     }
 
-    /// Turns the tokens of an answer to `prompt` into thinking, words and calls of `tools`, piece by piece.
-    /// It owns what it needs, for a thread of its own.
-    pub fn listener(&self, prompt: &str, stops: Vec<String>, tools: &[Tool]) -> Listener {
+    /// Turns the tokens of an answer to a prompt that leaves thinking so into thinking, words and calls of `tools`,
+    /// piece by piece. It owns what it needs, for a thread of its own.
+    pub fn listener(&self, thinking: Thinking, stops: Vec<String>, tools: &[Tool]) -> Listener {
         let format =
             self.tools.filter(|&format| !tools.is_empty() || format == ToolFormat::Harmony);
         let reasoning =
@@ -164,7 +192,7 @@ impl Dialect {
         Listener {
             detokenizer: Detokenizer::new(&self.tokenizer).keep(kept),
             parser: AnswerParser::new(
-                prompt,
+                thinking,
                 self.reasoning.as_ref(),
                 format.map(|format| (format, tools)),
                 stops,
@@ -176,7 +204,7 @@ impl Dialect {
     pub fn plain_listener(&self, stops: Vec<String>) -> Listener {
         Listener {
             detokenizer: Detokenizer::new(&self.tokenizer),
-            parser: AnswerParser::new("", None, None, stops),
+            parser: AnswerParser::new(Thinking::Closed, None, None, stops),
         }
     }
 }
@@ -221,14 +249,13 @@ impl Listener {
         Ok(self.heard(pieces))
     }
 
-    /// Ends the answer and returns what was held back. Unless the model has ended it, an open call of a tool stays open.
+    /// Ends the answer and returns what was held back. Unless the model has ended it, an open call of a tool stays open,
+    /// and half a character is left out.
     pub fn finish(&mut self, reason: FinishReason) -> Result<Heard> {
-        let text = self.detokenizer.finish()?;
+        let is_whole = reason == FinishReason::Stop;
+        let text = if is_whole { self.detokenizer.finish() } else { self.detokenizer.cut() }?;
         let mut pieces = self.parser.push(&text);
-        pieces.extend(match reason {
-            FinishReason::Stop => self.parser.finish(),
-            FinishReason::Length | FinishReason::Cancelled => self.parser.cut(),
-        });
+        pieces.extend(if is_whole { self.parser.finish() } else { self.parser.cut() });
         Ok(self.heard(pieces))
     }
 
@@ -317,12 +344,29 @@ mod tests {
     }
 
     #[test]
+    fn what_messages_say_of_thinking_opens_and_closes_none() {
+        let dialect = pebble();
+        let check = |content: &str, thinking: Option<bool>, expect: Thinking| {
+            let mut chat = ChatRequest::new([json!({"role": "user", "content": content})]);
+            chat.enable_thinking = thinking;
+            let prompt = dialect.prompt(&chat).unwrap();
+            assert_eq!(prompt.thinking, expect, "{content} {thinking:?}");
+            assert!(prompt.text.contains(content));
+        };
+        for content in ["hm", "What does <think> mean?", "</think>", "<think>", "</think><think>"] {
+            check(content, None, Thinking::Closed);
+            check(content, Some(false), Thinking::Closed);
+            check(content, Some(true), Thinking::JustOpened);
+        }
+    }
+
+    #[test]
     fn a_listener_hears_thinking_words_and_calls_on_another_thread() {
         let dialect = pebble();
         let text = "hm\n</think>\n\nSo.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n\
             <parameter=days>\n2\n</parameter>\n</function>\n</tool_call><|im_end|>";
         let tokens = dialect.tokenizer.encode(text, false).unwrap();
-        let mut listener = dialect.listener("<think>\n", Vec::new(), &[weather()]);
+        let mut listener = dialect.listener(Thinking::JustOpened, Vec::new(), &[weather()]);
         assert!(listener.is_reasoning());
         let pieces = std::thread::spawn(move || hear(&mut listener, &tokens)).join().unwrap();
         let (mut reasoning, mut content, mut arguments, mut calls) =
@@ -350,7 +394,7 @@ mod tests {
         dialect.reasoning = Some(ReasoningMarkers { open, close });
         let text = "<|fim_prefix|>thought\nhm<|fim_suffix|>So<|fim_pad|>.";
         let tokens = dialect.tokenizer.encode(text, false).unwrap();
-        let pieces = hear(&mut dialect.listener("", Vec::new(), &[]), &tokens);
+        let pieces = hear(&mut dialect.listener(Thinking::Closed, Vec::new(), &[]), &tokens);
         let (mut reasoning, mut content) = (String::new(), String::new());
         for piece in pieces {
             match piece {
@@ -367,7 +411,7 @@ mod tests {
         let dialect = pebble();
         let text = "<tool_call>\n<function=weather>\n</function>\n</tool_call>";
         let tokens = dialect.tokenizer.encode(text, false).unwrap();
-        let mut listener = dialect.listener("", vec!["</function>".to_owned()], &[]);
+        let mut listener = dialect.listener(Thinking::Closed, vec!["</function>".to_owned()], &[]);
         let pieces = hear(&mut listener, &tokens);
         let said: String = pieces
             .iter()

@@ -33,8 +33,10 @@ const CACHE_ENTRIES: usize = 1024;
 /// Serves requests with a [`Runner`].
 pub struct Engine {
     pub(crate) runner: Runner,
-    /// Without a sequence, the next one first.
+    /// Without a sequence, the next one first: who was preempted, then by standing.
     pub(crate) waiting: VecDeque<Job>,
+    /// The last round that somebody was let in of.
+    pub(crate) round: u64,
     pub(crate) active: Vec<Active>,
     /// Paused, and without a sequence because others wanted the place.
     pub(crate) aside: Vec<Job>,
@@ -74,6 +76,7 @@ impl Engine {
         Engine {
             runner,
             waiting: VecDeque::new(),
+            round: 0,
             active: Vec::new(),
             aside: Vec::new(),
             cancelled: BTreeSet::new(),
@@ -132,6 +135,12 @@ impl Engine {
 
     /// Queues a request, unless it can never be served.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        self.submit_choice(request, 0)
+    }
+
+    /// Queues the answer of this number to an ask that wants several. Asks take turns: a second answer to one is not
+    /// let in before the first answers to those that came before it was its turn.
+    pub fn submit_choice(&mut self, request: Request, choice: usize) -> Result<RequestId> {
         request.sampling.validate()?;
         let (vocab, context) = (self.runner.spec().vocab, self.runner.options().context);
         if request.prompt.is_empty() {
@@ -147,10 +156,11 @@ impl Engine {
         if request.prompt.len() >= context {
             return Err(Error::Context { needed: request.prompt.len() + 1, context });
         }
-        let job = Job::new(self.number(), request);
+        let standing = self.standing(choice);
+        let job = Job::new(self.number(), standing, request);
         let id = job.id;
         self.active.iter_mut().for_each(|active| expect(active, &job, self.is_rewindable));
-        self.waiting.push_back(job);
+        self.line_up(job);
         Ok(id)
     }
 
@@ -168,12 +178,12 @@ impl Engine {
         }
     }
 
-    /// Goes on with a request that was paused; at the end of the line if it lost its place.
+    /// Goes on with a request that was paused; like one that has just come if it lost its place.
     pub fn resume(&mut self, id: RequestId) {
         if let Some(index) = self.aside.iter().position(|job| job.id == id) {
-            let order = self.number();
+            let (order, standing) = (self.number(), self.standing(0));
             let job = self.aside.remove(index);
-            self.waiting.push_back(Job { is_paused: false, order, ..job });
+            self.line_up(Job { is_paused: false, order, standing, ..job });
         } else if let Some(job) = self.find_job(id) {
             job.is_paused = false;
         }
@@ -465,7 +475,7 @@ impl Engine {
     }
 
     /// A number that no request had before.
-    fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number - 1
     }

@@ -22,8 +22,10 @@ const MOST_STOPS: usize = 16;
 /// A request, whether or not it has a sequence now.
 pub(crate) struct Job {
     pub(crate) id: RequestId,
-    /// Age in the queue: who has the least goes first and is the last to be preempted.
+    /// Age among those that run: who has the least goes first and is the last to be preempted.
     pub(crate) order: u64,
+    /// Where it waits.
+    pub(crate) standing: Standing,
     /// The prompt and what was generated.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: usize,
@@ -42,6 +44,14 @@ pub(crate) struct Job {
     pub(crate) hold: Option<Hold>,
 }
 
+/// A place in the line. In a round, first answers come before second ones, and equals as they came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Standing {
+    pub(crate) round: u64,
+    /// Which answer to its ask it is.
+    pub(crate) choice: usize,
+}
+
 /// Why a request waits although there may be room: another is reading what both begin with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold {
@@ -51,7 +61,7 @@ pub(crate) struct Hold {
 }
 
 impl Job {
-    pub(crate) fn new(number: u64, request: Request) -> Job {
+    pub(crate) fn new(number: u64, standing: Standing, request: Request) -> Job {
         let Request { prompt, max_tokens, stop_tokens, sampling, checkpoints, constraint } =
             request;
         let prompt_len = prompt.len();
@@ -63,6 +73,7 @@ impl Job {
         Job {
             id: RequestId(number),
             order: number,
+            standing,
             tokens: prompt,
             prompt_len,
             max_tokens,

@@ -539,6 +539,82 @@ fn a_paused_request_keeps_its_place_until_others_want_it() {
     }
 }
 
+/// Queues answers to one ask.
+fn submit_choices(world: &mut World, seed: u64, count: usize) -> Vec<RequestId> {
+    let submit = |choice: usize| {
+        let request = greedy(tokens(seed, 20), 3);
+        let id = world.engine.submit_choice(request, choice).unwrap();
+        world.outcomes.insert(id, Outcome::default());
+        id
+    };
+    (0..count).map(submit).collect()
+}
+
+/// Steps until one more has ended than had before: that one.
+fn next_to_end(world: &mut World) -> RequestId {
+    let ended = |world: &World| -> BTreeSet<RequestId> {
+        let ended = world.outcomes.iter().filter(|(_, outcome)| outcome.end.is_some());
+        ended.map(|(&id, _)| id).collect()
+    };
+    let before = ended(world);
+    loop {
+        world.step();
+        if let Some(&id) = ended(world).difference(&before).next() {
+            return id;
+        }
+    }
+}
+
+#[test]
+fn asks_that_want_several_answers_take_turns() {
+    let mut world = World::new(FULL, &Options { sequences: 1, ..options() });
+    let first = submit_choices(&mut world, 1, 4);
+    world.step();
+    let second = submit_choices(&mut world, 2, 1);
+    let third = submit_choices(&mut world, 3, 2);
+    let expect = [first[0], second[0], third[0], first[1], third[1], first[2], first[3]];
+    let order: Vec<RequestId> = expect.iter().map(|_| next_to_end(&mut world)).collect();
+    assert_eq!(order, expect);
+    world.finish();
+    world.check_empty();
+}
+
+#[test]
+fn later_answers_are_not_passed_for_ever_by_those_that_come() {
+    let mut world = World::new(FULL, &Options { sequences: 1, ..options() });
+    let first = submit_choices(&mut world, 1, 4);
+    world.step();
+    let mut order = Vec::new();
+    // Whenever one is let in there comes another that wants one answer.
+    for seed in 2..14 {
+        submit_choices(&mut world, seed, 1);
+        order.push(next_to_end(&mut world));
+        world.step();
+    }
+    let places = first.iter().map(|id| order.iter().position(|other| other == id));
+    // A round is as long as the last one, and who came in it more.
+    assert_eq!(places.collect::<Vec<_>>(), [0, 2, 5, 9].map(Some));
+    world.finish();
+    world.check_empty();
+}
+
+#[test]
+fn who_is_set_back_stands_before_those_that_come() {
+    let small = Options { context: 1024, pool_tokens: Some(1024), checkpoints: 0, ..options() };
+    let mut world = World::new(FULL, &small);
+    // Both are let in, and then write more than was reckoned with.
+    let ids = [1, 2].map(|seed| world.submit(&greedy(tokens(seed, 200), 500)));
+    while world.engine.load().counters.preemptions == 0 {
+        world.step();
+    }
+    let choices = submit_choices(&mut world, 3, 3);
+    assert_eq!(next_to_end(&mut world), ids[0]);
+    // There was room for them, and they waited.
+    assert!(choices.iter().all(|id| world.outcomes[id].tokens.is_empty()));
+    world.finish();
+    world.check_empty();
+}
+
 #[test]
 fn the_first_in_line_is_not_overtaken() {
     let small = Options { context: 1024, pool_tokens: Some(1024), checkpoints: 0, ..options() };

@@ -85,16 +85,17 @@ async fn account(State(shared): State<Arc<Shared>>, request: Request, next: Next
     let start = Instant::now();
     let id = request_id(request.headers());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let shape = ErrorShape::of(&path, request.headers());
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        response = render(&error, ErrorShape::of(&path), &id, response.headers());
+        response = render(&error, shape, &id, response.headers());
     }
     let class = usize::from(response.status().as_u16() / 100).clamp(1, 5) - 1;
     shared.metrics.responses[class].add(1);
     let seconds = start.elapsed().as_secs_f64();
     tracing::info!("{id} {method} {path} {} {seconds:.3} s", response.status().as_u16());
     if let Ok(value) = HeaderValue::from_str(&id) {
-        if ErrorShape::of(&path) == ErrorShape::Anthropic {
+        if shape == ErrorShape::Anthropic {
             response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());
         }
         response.headers_mut().insert(REQUEST_ID, value);
@@ -227,19 +228,24 @@ fn check_key(shared: &Shared, path: &str, headers: &HeaderMap) -> Result<(), Api
     if keys.is_empty() || is_open {
         return Ok(());
     }
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let bearer = bearer.map(|value| {
-        let token = value.get(..7).filter(|start| start.eq_ignore_ascii_case("bearer "));
-        token.map_or(value, |_| value[7..].trim())
-    });
-    let header = headers.get("x-api-key").and_then(|value| value.to_str().ok());
+    // As bytes: a key may have characters that are not ASCII.
+    let bearer = headers.get(header::AUTHORIZATION).map(|value| without_scheme(value.as_bytes()));
+    let header = headers.get("x-api-key").map(HeaderValue::as_bytes);
     for shown in [bearer, header].into_iter().flatten() {
-        if keys.iter().fold(false, |found, key| found | same(key.as_bytes(), shown.as_bytes())) {
+        if keys.iter().fold(false, |found, key| found | same(key.as_bytes(), shown)) {
             return Ok(());
         }
     }
     let message = "this server needs a key: send `Authorization: Bearer …` or `x-api-key: …`";
     Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+}
+
+/// A key behind `Bearer`, or alone.
+fn without_scheme(value: &[u8]) -> &[u8] {
+    match value.split_at_checked(7) {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key.trim_ascii(),
+        _ => value,
+    }
 }
 
 /// Whether the request showed a key, or needs none.
@@ -255,6 +261,10 @@ fn same(key: &[u8], shown: &[u8]) -> bool {
     }
     std::hint::black_box(difference) == 0
 }
+
+/// Values that a body may have, or twice the context if that is more: a prompt may come as tokens. Read, a value takes up
+/// to some hundred bytes, however short it is written.
+const MOST_VALUES: usize = 250_000;
 
 /// The JSON body of a request, within the limits of size and time.
 #[derive(Debug)]
@@ -297,11 +307,35 @@ impl FromRequest<Arc<Shared>> for Posted {
         if bytes.is_empty() {
             return Err(ApiError::bad_request("invalid_json", "the body is empty, expected JSON"));
         }
+        let context = shared.model().map_or(0, |model| model.facts.context);
+        let most = MOST_VALUES.max(2 * context);
+        if has_more_values(&bytes, most) {
+            let message = format!("the body has more than {most} values");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
+        }
         let parse = |error: serde_json::Error| {
             ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {error}"))
         };
         Ok(Posted(serde_json::from_slice(&bytes).map_err(parse)?))
     }
+}
+
+/// Whether JSON has more commas than `most` outside its texts, and so more values.
+fn has_more_values(json: &[u8], most: usize) -> bool {
+    let (mut is_text, mut is_escaped, mut commas) = (false, false, 0);
+    for &byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = is_text,
+            b'"' => is_text = !is_text,
+            b',' if !is_text => commas += 1,
+            _ => {}
+        }
+        if commas > most {
+            return true;
+        }
+    }
+    false
 }
 
 fn is_over_limit(error: &axum::Error) -> bool {
@@ -321,14 +355,14 @@ mod tests {
     use crate::Options;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let pair =
-            |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
+        let value = |value: &str| HeaderValue::from_bytes(value.as_bytes()).unwrap();
+        let pair = |&(name, text)| (HeaderName::from_static(name), value(text));
         pairs.iter().map(pair).collect()
     }
 
     #[test]
     fn keys_are_taken_from_either_header() {
-        let keys = vec!["one".to_owned(), "another".to_owned()];
+        let keys = vec!["one".to_owned(), "another".to_owned(), "schlüssel 🔑".to_owned()];
         let shared = Shared::new(Options { api_keys: keys, ..Options::default() });
         #[track_caller]
         fn check(
@@ -348,6 +382,11 @@ mod tests {
         check(&shared, &[("x-api-key", "anotherx")], "/v1/messages", false);
         check(&shared, &[("x-api-key", "")], "/v1/messages", false);
         check(&shared, &[("authorization", "Bearer two"), ("x-api-key", "one")], "/metrics", true);
+        check(&shared, &[("authorization", "Bearer schlüssel 🔑")], "/v1/models", true);
+        check(&shared, &[("x-api-key", "schlüssel 🔑")], "/v1/messages", true);
+        check(&shared, &[("x-api-key", "schlüssel 🔐")], "/v1/messages", false);
+        check(&shared, &[("authorization", "Bearer schl")], "/v1/models", false);
+        check(&shared, &[("authorization", "🔑🔑")], "/v1/models", false);
         check(&shared, &[], "/health", true);
         check(&shared, &[], "/", true);
         check(&shared, &[], "/live", false);
@@ -386,5 +425,18 @@ mod tests {
         check("127.0.0.1", "rebound.example:8080", false);
         check("127.0.0.1", "localhost.evil.example", false);
         check("0.0.0.0", "box.lan:8080", true);
+    }
+
+    #[test]
+    fn values_are_counted_by_the_commas_between_them() {
+        #[track_caller]
+        fn check(json: &str, commas: usize) {
+            assert!(!has_more_values(json.as_bytes(), commas), "{json}");
+            assert!(commas == 0 || has_more_values(json.as_bytes(), commas - 1), "{json}");
+        }
+        check("", 0);
+        check("[1]", 0);
+        check(r#"{"a": [1, 2], "b": "x,y"}"#, 2);
+        check(r#"["\",", "\\", 1]"#, 2);
     }
 }

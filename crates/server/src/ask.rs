@@ -5,6 +5,7 @@
 
 use engine::{Grammar, SamplingParams};
 use serde_json::{Map, Value};
+use text::Thinking;
 use text::tools::{Choice, Tool};
 
 use crate::error::ApiError;
@@ -53,6 +54,8 @@ pub(crate) struct Ask {
     pub(crate) template_variables: Map<String, Value>,
     /// Whether the answer is text as the model writes it: thinking and calls are not looked for.
     pub(crate) is_raw: bool,
+    /// How an answer that has begun leaves thinking, where the input is not a chat.
+    pub(crate) begun: Thinking,
 }
 
 /// What comes before an answer.
@@ -99,6 +102,7 @@ impl Ask {
             thinking: None,
             template_variables: Map::new(),
             is_raw: false,
+            begun: Thinking::Closed,
         }
     }
 
@@ -202,7 +206,7 @@ fn logit_bias(fields: &Fields<'_>) -> Result<Vec<(u32, f32)>> {
     }
     map.iter()
         .map(|(token, bias)| {
-            let path = format!("logit_bias.{token}");
+            let path = format!("{}.{token}", fields.path("logit_bias"));
             let id = token.parse().map_err(|_| ApiError::field(&path, "is not a token id"))?;
             let number = bias.as_f64().ok_or_else(|| wrong(&path, "a number", bias))?;
             Ok((id, number as f32))

@@ -257,7 +257,7 @@ impl Floor<'_> {
         let ticket = outlet.ticket;
         let mut client = Client { outlet, requests: Vec::new(), is_paused: false };
         for (choice, request) in requests.into_iter().enumerate() {
-            match self.engine.submit(request) {
+            match self.engine.submit_choice(request, choice) {
                 Ok(id) => {
                     client.requests.push(id);
                     self.owners.insert(id, (ticket, choice));

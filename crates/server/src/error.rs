@@ -3,7 +3,7 @@
 //! A handler returns an [`ApiError`]; `app` renders it in the dialect of the path, and so it does with
 //! the errors that no handler saw (no such path, wrong method, body too large).
 
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -161,11 +161,16 @@ pub(crate) enum ErrorShape {
 }
 
 impl ErrorShape {
-    /// By the path that was asked for.
-    pub(crate) fn of(path: &str) -> ErrorShape {
-        if path == "/v1/messages" || path.starts_with("/v1/messages/") {
+    /// By the path that was asked for; models are at one path for two dialects, of which only Anthropic's clients say
+    /// which version of it they speak.
+    pub(crate) fn of(path: &str, headers: &HeaderMap) -> ErrorShape {
+        let is_under = |root: &str| {
+            path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let is_versioned = headers.contains_key("anthropic-version");
+        if is_under("/v1/messages") || (is_versioned && is_under("/v1/models")) {
             ErrorShape::Anthropic
-        } else if path == "/api" || path.starts_with("/api/") {
+        } else if is_under("/api") {
             ErrorShape::Ollama
         } else {
             ErrorShape::OpenAi
@@ -207,6 +212,8 @@ impl ErrorShape {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+
     use super::*;
 
     #[test]
@@ -214,7 +221,7 @@ mod tests {
         #[track_caller]
         fn check(path: &str, expect: &Value) {
             let error = ApiError::field("top_p", "must be 0 to 1, got 2");
-            assert_eq!(ErrorShape::of(path).body(&error), *expect);
+            assert_eq!(ErrorShape::of(path, &HeaderMap::new()).body(&error), *expect);
         }
         let message = "top_p: must be 0 to 1, got 2";
         let kind = "invalid_request_error";
@@ -235,5 +242,21 @@ mod tests {
             "/v1/messagesx",
             &json!({"error": {"message": message, "type": kind, "param": "top_p", "code": "invalid_value"}}),
         );
+    }
+
+    #[test]
+    fn errors_about_models_are_shaped_for_who_asks() {
+        #[track_caller]
+        fn check(path: &str, header: &'static str, expect: ErrorShape) {
+            let headers =
+                [(HeaderName::from_static(header), HeaderValue::from_static("2023-06-01"))];
+            assert_eq!(ErrorShape::of(path, &headers.into_iter().collect()), expect);
+        }
+        check("/v1/models", "anthropic-version", ErrorShape::Anthropic);
+        check("/v1/models/maker/model", "anthropic-version", ErrorShape::Anthropic);
+        check("/v1/models", "x-api-key", ErrorShape::OpenAi);
+        check("/v1/modelsx", "anthropic-version", ErrorShape::OpenAi);
+        check("/v1/chat/completions", "anthropic-version", ErrorShape::OpenAi);
+        check("/api/tags", "anthropic-version", ErrorShape::Ollama);
     }
 }

@@ -92,18 +92,23 @@ pub(crate) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
 
 /// `GET /openapi.json`
 pub(crate) async fn openapi(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    Json(described(shared.model().ok().map(|model| model.facts.vocabulary)))
+    let vocabulary = shared.model().ok().map(|model| model.facts.vocabulary);
+    Json(described(vocabulary, !shared.options.api_keys.is_empty()))
 }
 
-/// The description, with what only a running server knows: its version, and which tokens there are.
-fn described(vocabulary: Option<usize>) -> Value {
+/// The description, with what only a running server knows: its version, which tokens there are, and whether it
+/// wants a key.
+fn described(vocabulary: Option<usize>, has_keys: bool) -> Value {
     let mut description: Value = serde_json::from_str(OPENAPI).unwrap_or_default();
     if let Some(version) = description.pointer_mut("/info/version") {
         *version = env!("CARGO_PKG_VERSION").into();
     }
-    let last = "/components/schemas/DetokenizeRequest/properties/tokens/items/maximum";
+    let last = "/components/schemas/Token/maximum";
     if let (Some(maximum), Some(vocabulary)) = (description.pointer_mut(last), vocabulary) {
         *maximum = vocabulary.saturating_sub(1).into();
+    }
+    if let Some(description) = description.as_object_mut().filter(|_| !has_keys) {
+        description.shift_remove("security");
     }
     description
 }
@@ -127,7 +132,7 @@ mod tests {
 
     #[test]
     fn every_path_is_described_and_every_description_has_its_path() {
-        let description = described(None);
+        let description = described(None, false);
         let paths = description["paths"].as_object().unwrap();
         let described: BTreeSet<(String, String)> = paths
             .iter()
@@ -156,15 +161,78 @@ mod tests {
                 _ => {}
             }
         }
-        let (description, mut seen) = (described(None), 0);
+        let (description, mut seen) = (described(None, false), 0);
         walk(&description, &description, &mut seen);
         assert!(seen > 50);
     }
 
     #[test]
+    fn fields_that_are_read_are_described() {
+        #[track_caller]
+        fn check(schema: &str, fields: &[&str]) {
+            let description = described(None, false);
+            let properties = &description["components"]["schemas"][schema]["properties"];
+            for field in fields {
+                assert!(properties.get(field).is_some(), "{schema} has no {field}");
+            }
+        }
+        let sampling = [
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "seed",
+            "user",
+            "model",
+            "stream",
+            "stream_options",
+        ];
+        let guides = ["response_format", "guided_json", "guided_choice", "structured_outputs"];
+        let tools = ["tools", "tool_choice", "functions", "function_call"];
+        let thinking = ["reasoning_effort", "enable_thinking", "chat_template_kwargs"];
+        for schema in ["ChatRequest", "CompletionRequest", "ResponsesRequest"] {
+            check(schema, &sampling);
+        }
+        for schema in ["ChatRequest", "CompletionRequest"] {
+            check(schema, &guides);
+            check(schema, &["n", "stop", "logprobs", "max_tokens"]);
+        }
+        for schema in ["ChatRequest", "ApplyTemplateRequest"] {
+            check(schema, &tools);
+            check(schema, &thinking);
+        }
+        check("CompletionRequest", &["prompt", "echo", "best_of", "suffix"]);
+        check("ResponsesRequest", &["tools", "tool_choice", "text", "reasoning", "include"]);
+    }
+
+    #[test]
+    fn bodies_may_be_refused_by_their_encoding() {
+        let description = described(None, false);
+        let operations = description["paths"].as_object().unwrap().values();
+        for operation in operations.flat_map(|path| path.as_object().unwrap().values()) {
+            let takes_a_body = operation.get("requestBody").is_some();
+            assert_eq!(operation["responses"].get("415").is_some(), takes_a_body, "{operation}");
+        }
+    }
+
+    #[test]
     fn the_description_knows_the_vocabulary() {
-        let tokens = "/components/schemas/DetokenizeRequest/properties/tokens/items/maximum";
-        assert_eq!(described(Some(5000)).pointer(tokens), Some(&json!(4999)));
-        assert_eq!(described(None)["info"]["version"], env!("CARGO_PKG_VERSION"));
+        let last = "/components/schemas/Token/maximum";
+        assert_eq!(described(Some(5000), false).pointer(last), Some(&json!(4999)));
+        assert_eq!(described(None, false)["info"]["version"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn the_description_wants_a_key_only_where_the_server_does() {
+        let (open, locked) = (described(None, false), described(None, true));
+        assert_eq!(open.get("security"), None);
+        let schemes = locked["components"]["securitySchemes"].as_object().unwrap();
+        let wanted = locked["security"].as_array().unwrap().iter();
+        let names: Vec<&String> = wanted.flat_map(|one| one.as_object().unwrap().keys()).collect();
+        assert_eq!(names, schemes.keys().collect::<Vec<_>>());
     }
 }

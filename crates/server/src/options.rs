@@ -13,7 +13,7 @@ pub struct Options {
     pub api_keys: Vec<String>,
     /// Origins whose pages may use the server, such as `https://chat.example`; `*` is all.
     pub allowed_origins: Vec<String>,
-    /// Requests that may wait beside those being answered.
+    /// Answers that may wait beside those being written.
     pub queue: usize,
     /// The largest request body.
     pub body_bytes: usize,

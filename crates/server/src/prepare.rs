@@ -4,6 +4,7 @@
 //! with the field named, before anything is queued. It takes processor time (a long prompt, a large
 //! schema), so it runs beside the threads that serve connections.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use engine::{Before, Constraint, Grammar, GrammarError, Listener, Prompt, Request};
@@ -23,6 +24,10 @@ use crate::shared::Shared;
 /// Requests that are prepared at once: templates and schemas must not take the cores from the model.
 static PREPARING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
 
+/// What is counted and shown may have more tokens than the context holds, so that a client sees by how much; but not
+/// any number, as that takes memory.
+const COUNTED_CONTEXTS: usize = 2;
+
 type Compiled = std::result::Result<Constraint, GrammarError>;
 
 /// What an ask comes to.
@@ -39,10 +44,13 @@ pub(crate) async fn begin(shared: &Shared, ask: Ask) -> Result<Answers> {
 /// Queues several asks as one: their answers are numbered through.
 pub(crate) async fn begin_all(shared: &Shared, asks: Vec<Ask>) -> Result<Answers> {
     let model = Arc::clone(shared.model()?);
-    let place = shared.place()?;
-    let prepared = blocking({
+    asks.iter().try_for_each(check_choices)?;
+    let place = shared.place(asks.iter().map(|ask| ask.choices).sum())?;
+    let prepared = while_wanted({
         let model = Arc::clone(&model);
-        move || asks.into_iter().map(|ask| prepare(&model, &ask)).collect::<Result<Vec<_>>>()
+        move |asker| {
+            asks.into_iter().map(|ask| prepare(&model, &ask, asker)).collect::<Result<Vec<_>>>()
+        }
     })
     .await?;
     let (mut requests, mut hearings) = (Vec::new(), Vec::new());
@@ -58,19 +66,42 @@ pub(crate) async fn begin_all(shared: &Shared, asks: Vec<Ask>) -> Result<Answers
 /// The prompt an ask would have: for counting and showing.
 pub(crate) async fn prompt(shared: &Shared, ask: Ask) -> Result<Prompt> {
     let model = Arc::clone(shared.model()?);
-    blocking(move || prompt_of(&model, &ask).map(|(prompt, _)| prompt)).await
+    let most = most_counted(&model);
+    let work = move |asker: &Asker| prompt_of(&model, &ask, most, asker).map(|(prompt, _)| prompt);
+    while_wanted(work).await
+}
+
+/// The tokens of a text, for counting and showing.
+pub(crate) async fn tokens(shared: &Shared, text: String, with_special: bool) -> Result<Vec<u32>> {
+    let model = Arc::clone(shared.model()?);
+    blocking(move || {
+        let tokens =
+            model.dialect.tokenizer.encode_up_to(&text, with_special, most_counted(&model));
+        tokens.map_err(|error| too_long(engine::Error::Text(error), model.facts.context))
+    })
+    .await
 }
 
 /// Runs what takes processor time.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
+    while_wanted(move |_| work()).await
+}
+
+/// Runs what takes processor time, and may stop early.
+async fn while_wanted<T: Send + 'static>(
+    work: impl FnOnce(&Asker) -> Result<T> + Send + 'static,
+) -> Result<T> {
     let gone = |_| ApiError::internal("the server is ending");
     let turn = PREPARING.acquire().await.map_err(gone)?;
-    // Whoever asked may go away; the work goes on, and so does its turn.
+    let waiting = Waiting::default();
+    let asker = Asker(Arc::clone(&waiting.is_over));
+    // Whoever asked may go away; the work goes on until it notices, and so does its turn.
     let work = move || {
         let _turn = turn;
-        work()
+        asker.check()?;
+        work(&asker)
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
@@ -81,10 +112,39 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
+/// Held while a result is waited for.
+#[derive(Default)]
+struct Waiting {
+    is_over: Arc<AtomicBool>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+}
+
+/// Whoever waits for a result.
+struct Asker(Arc<AtomicBool>);
+
+impl Asker {
+    /// An error, which nobody will read, if they are gone.
+    fn check(&self) -> Result<()> {
+        match self.0.load(Ordering::Acquire) {
+            true => Err(ApiError::internal("nobody waits for this any more")),
+            false => Ok(()),
+        }
+    }
+}
+
+fn check_choices(ask: &Ask) -> Result<()> {
     if ask.choices == 0 || ask.choices > MOST_CHOICES {
         return Err(ApiError::field("n", format!("must be 1 to {MOST_CHOICES}")));
     }
+    Ok(())
+}
+
+fn prepare(model: &Model, ask: &Ask, asker: &Asker) -> Result<Prepared> {
     let seed = ask.sampling.seed.unwrap_or_else(random);
     let sampling = ask.sampling.over(&model.dialect.defaults, seed, 0);
     sampling.validate()?;
@@ -93,15 +153,16 @@ fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
         let message = format!("token {token} does not exist, the vocabulary has {vocabulary}");
         return Err(ApiError::field("logit_bias", message));
     }
-    let (prompt, stable) = prompt_of(model, ask)?;
+    let context = model.facts.context;
+    let (prompt, stable) = prompt_of(model, ask, context, asker)?;
     if prompt.tokens.is_empty() {
         let field = if matches!(ask.input, Input::Chat(_)) { "messages" } else { "prompt" };
         return Err(ApiError::field(field, "the prompt is empty"));
     }
-    let context = model.facts.context;
     if prompt.tokens.len() >= context {
         return Err(context_exceeded(prompt.tokens.len() + 1, context));
     }
+    asker.check()?;
     // Who must not call tools is not listened to for calls.
     let tools = match ask.tool_choice {
         Choice::None => &[][..],
@@ -112,7 +173,7 @@ fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
         if ask.is_raw {
             model.dialect.plain_listener(stop)
         } else {
-            model.dialect.listener(&prompt.text, stop, tools)
+            model.dialect.listener(prompt.thinking, stop, tools)
         }
     };
     let first = listener();
@@ -139,9 +200,31 @@ fn prepare(model: &Model, ask: &Ask) -> Result<Prepared> {
     Ok(Prepared { requests, hearings })
 }
 
-/// The prompt, and how much of it the next turn of the conversation will likely begin with.
-fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
+/// Tokens that are counted or shown.
+fn most_counted(model: &Model) -> usize {
+    model.facts.context.saturating_mul(COUNTED_CONTEXTS)
+}
+
+/// What is wrong with a prompt, where there is more of it than was allowed.
+fn too_long(error: engine::Error, context: usize) -> ApiError {
+    match error {
+        engine::Error::Text(text::Error::TooManyTokens { at_least, .. }) => {
+            context_exceeded(at_least + 1, context)
+        }
+        error => error.into(),
+    }
+}
+
+/// The prompt, if it has no more than `most` tokens, and how much of it the next turn of the conversation will likely
+/// begin with.
+fn prompt_of(
+    model: &Model,
+    ask: &Ask,
+    most: usize,
+    asker: &Asker,
+) -> Result<(Prompt, Option<usize>)> {
     let dialect = &model.dialect;
+    let context = model.facts.context;
     match &ask.input {
         Input::Chat(messages) => {
             if messages.is_empty() {
@@ -151,28 +234,40 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
                 let message = "this model has no chat template: use /v1/completions";
                 return Err(ApiError::bad_request("no_chat_template", message));
             }
+            // No template writes a message without a token; rendering takes a while for each.
+            if messages.len() > most {
+                return Err(context_exceeded(messages.len() + 1, context));
+            }
             let mut chat = ChatRequest::new(with_results_in_order(messages));
             if ask.tool_choice != Choice::None {
                 chat.tools.clone_from(&ask.tool_definitions);
             }
             chat.enable_thinking = ask.thinking;
             chat.kwargs.clone_from(&ask.template_variables);
-            let prompt = match dialect.prompt(&chat) {
+            let rendered = match dialect.rendered(&chat) {
                 // Many templates insist on one system message, in front, and on turns; clients do not.
                 Err(error @ engine::Error::Text(text::Error::TemplateRaised { .. })) => {
                     chat.messages = Conversation::of_messages(&chat.messages).into_messages();
-                    dialect.prompt(&chat).map_err(|_| error)?
+                    dialect.rendered(&chat).map_err(|_| error)?
                 }
-                prompt => prompt?,
+                rendered => rendered?,
             };
+            asker.check()?;
+            let prompt = dialect.prompt_of(&chat, rendered, most);
+            let prompt = prompt.map_err(|error| too_long(error, context))?;
+            asker.check()?;
             let stable = dialect.stable_prefix(&chat, &prompt);
             Ok((prompt, Some(stable)))
         }
         Input::Text(text) => {
-            let tokens = dialect.tokenizer.encode(text, true)?;
-            Ok((Prompt { text: text.clone(), tokens }, None))
+            let tokens = dialect.tokenizer.encode_up_to(text, true, most);
+            let tokens = tokens.map_err(|error| too_long(error.into(), context))?;
+            Ok((Prompt { text: text.clone(), tokens, thinking: ask.begun }, None))
         }
         Input::Tokens(tokens) => {
+            if tokens.len() > most {
+                return Err(context_exceeded(tokens.len() + 1, context));
+            }
             let vocabulary = model.facts.vocabulary;
             if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
                 let message =
@@ -180,7 +275,7 @@ fn prompt_of(model: &Model, ask: &Ask) -> Result<(Prompt, Option<usize>)> {
                 return Err(ApiError::field("prompt", message));
             }
             let text = dialect.tokenizer.decode(tokens, false)?;
-            Ok((Prompt { text, tokens: tokens.clone() }, None))
+            Ok((Prompt { text, tokens: tokens.clone(), thinking: ask.begun }, None))
         }
     }
 }
@@ -326,4 +421,39 @@ fn tool_rules(model: &Model, ask: &Ask, tools: &[Tool], choice: &Choice) -> Resu
     let special = |text: &str| model.dialect.special_token(text);
     let lark = format.grammar(tools, choice, ask.parallel_tool_calls, &special);
     lark.map_err(|error| ApiError::field("tools", chain(&error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_stops_and_gives_its_turn_back() {
+        let (began, has_begun) = oneshot::channel();
+        let (ended, has_ended) = oneshot::channel();
+        let work = move |asker: &Asker| -> Result<()> {
+            let _ = began.send(());
+            let error = loop {
+                match asker.check() {
+                    Ok(()) => std::thread::yield_now(),
+                    Err(error) => break error,
+                }
+            };
+            let _ = ended.send(());
+            Err(error)
+        };
+        let client = tokio::spawn(while_wanted(work));
+        has_begun.await.unwrap();
+        client.abort();
+        has_ended.await.unwrap();
+        // All turns are free, sooner or later.
+        let _all = PREPARING.acquire_many(2).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn work_that_is_waited_for_is_done() {
+        assert_eq!(while_wanted(|asker| asker.check().map(|()| 5)).await, Ok(5));
+        assert_eq!(blocking(|| Ok(6)).await, Ok(6));
+    }
 }

@@ -266,7 +266,7 @@ async fn end_on_signal(shared: Arc<Shared>, desk: desk::Desk, closing: watch::Se
     let under_way = shared.occupied();
     if under_way > 0 {
         tracing::warn!(
-            "ending: {under_way} requests may finish within {} s; a second signal ends at once",
+            "ending: {under_way} answers may finish within {} s; a second signal ends at once",
             deadline.as_secs()
         );
     }

@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     pub(crate) live: Live,
     model: OnceLock<Arc<Model>>,
-    /// One for each request that is answered or waits.
+    /// One for each answer that is written or waits.
     places: OnceLock<(Arc<Semaphore>, usize)>,
     is_draining: AtomicBool,
 }
@@ -51,28 +51,25 @@ impl Shared {
             .ok_or_else(|| ApiError::unavailable("model_loading", "the model is still loading", 2))
     }
 
-    /// A place for a request, or 503 if too many wait or the end is near.
-    pub(crate) fn place(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+    /// Places for a request that wants so many answers, or 503 if too many wait or the end is near.
+    pub(crate) fn place(&self, answers: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         if self.is_draining() {
             let message = "the server is shutting down";
             return Err(ApiError::unavailable("shutting_down", message, 5));
         }
-        let taken = self.places.get().map(|(places, _)| Arc::clone(places).try_acquire_owned());
-        match taken {
-            Some(Ok(place)) => Ok(place),
-            _ => {
-                self.metrics.requests_refused.add(1);
-                let seconds = self.metrics.seconds_until_a_place();
-                let message = format!(
-                    "{} requests are waiting already: try again in {seconds} s",
-                    self.options.queue
-                );
-                Err(ApiError::unavailable("queue_full", message, seconds))
-            }
-        }
+        let taken = self.places.get().and_then(|(places, all)| take(places, *all, answers));
+        taken.ok_or_else(|| {
+            self.metrics.requests_refused.add(1);
+            let seconds = self.metrics.seconds_until_a_place();
+            let free = self.places.get().map_or(0, |(places, _)| places.available_permits());
+            let message = format!(
+                "{answers} answers are wanted, and {free} more may wait now: try again in {seconds} s"
+            );
+            ApiError::unavailable("queue_full", message, seconds)
+        })
     }
 
-    /// Requests that are answered or wait.
+    /// Answers that are written or wait.
     pub(crate) fn occupied(&self) -> usize {
         self.places.get().map_or(0, |(places, all)| all - places.available_permits())
     }
@@ -84,5 +81,42 @@ impl Shared {
 
     pub(crate) fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::Acquire)
+    }
+}
+
+/// Places for so many answers, of `all` there are. A request that wants more than all has the server to itself, or
+/// nobody could ever answer it.
+fn take(places: &Arc<Semaphore>, all: usize, answers: usize) -> Option<OwnedSemaphorePermit> {
+    let count = u32::try_from(answers.min(all)).ok()?;
+    Arc::clone(places).try_acquire_many_owned(count).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_takes_a_place() {
+        let places = Arc::new(Semaphore::new(5));
+        let first = take(&places, 5, 3).unwrap();
+        assert!(take(&places, 5, 3).is_none());
+        let second = take(&places, 5, 2).unwrap();
+        assert!(take(&places, 5, 1).is_none());
+        drop(first);
+        assert!(take(&places, 5, 3).is_some());
+        drop(second);
+        assert_eq!(places.available_permits(), 5);
+    }
+
+    #[test]
+    fn who_wants_more_than_all_places_is_answered_alone() {
+        let places = Arc::new(Semaphore::new(5));
+        let one = take(&places, 5, 1).unwrap();
+        assert!(take(&places, 5, 16).is_none());
+        drop(one);
+        let all = take(&places, 5, 16).unwrap();
+        assert!(take(&places, 5, 1).is_none());
+        drop(all);
+        assert!(take(&places, 5, 5).is_some());
     }
 }

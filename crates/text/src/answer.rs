@@ -4,7 +4,7 @@
 //! looked for in the words alone. What comes out does not depend on how the text was cut.
 
 use crate::tools::{Tool, ToolEvent, ToolFormat, ToolParser};
-use crate::{ReasoningMarkers, ReasoningSplitter, Segment, StopFilter};
+use crate::{ReasoningMarkers, ReasoningSplitter, Segment, StopFilter, Thinking};
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,18 +46,16 @@ pub struct AnswerParser {
 }
 
 impl AnswerParser {
-    /// A parser of the answer to `prompt`. `reasoning` are the marks around thinking, if the model's format of
-    /// calls does not mark it itself; `tools` the format and the tools that may be called.
+    /// A parser of the answer to a prompt that leaves thinking so. `reasoning` are the marks around it, if the model's
+    /// format of calls does not mark it itself; `tools` the format and the tools that may be called.
     pub fn new<S: Into<String>>(
-        prompt: &str,
+        thinking: Thinking,
         reasoning: Option<&ReasoningMarkers>,
         tools: Option<(ToolFormat, &[Tool])>,
         stops: impl IntoIterator<Item = S>,
     ) -> Self {
         Self {
-            splitter: reasoning.map(|markers| {
-                ReasoningSplitter::with_markers(prompt, &markers.open, &markers.close)
-            }),
+            splitter: reasoning.map(|markers| ReasoningSplitter::new(markers, thinking)),
             tools: tools.map(|(format, tools)| ToolParser::new(format, tools)),
             stop: StopFilter::new(stops),
             stopped: None,
@@ -192,8 +190,9 @@ mod tests {
         let reasoning = ReasoningMarkers::detect(template);
         let format = ToolFormat::detect(template, "").unwrap();
         let tools = tools();
+        let thinking = reasoning.as_ref().map(|marks| marks.left_by(prompt)).unwrap_or_default();
         let mut parser = AnswerParser::new(
-            prompt,
+            thinking,
             reasoning.as_ref(),
             Some((format, &tools[..])),
             ["STOP", "\n\nUser"],

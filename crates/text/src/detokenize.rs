@@ -111,6 +111,25 @@ impl Detokenizer {
         }
     }
 
+    /// Ends a sequence that was cut off: what was held back comes out as far as its characters are whole.
+    pub fn cut(&mut self) -> Result<String> {
+        match &mut self.state {
+            State::ByteLevel { pending } => pending.clear(),
+            State::Sentencepiece { byte_run, .. } => {
+                if let Err(error) = std::str::from_utf8(byte_run)
+                    && error.error_len().is_none()
+                {
+                    byte_run.truncate(error.valid_up_to());
+                }
+            }
+            State::Window { .. } => {
+                let text = self.advance_window(true)?;
+                return Ok(text.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned());
+            }
+        }
+        self.finish()
+    }
+
     fn advance_window(&mut self, finish: bool) -> Result<String> {
         let State::Window { ids, prefix, read } = &mut self.state else { return Ok(String::new()) };
         let before = self.tokenizer.decode(&ids[*prefix..*read], false)?;
@@ -248,6 +267,22 @@ mod tests {
         let tokenizer = pebble();
         let ids = tokenizer.encode("👧", false).unwrap();
         check(&tokenizer, &ids[..ids.len() - 1], true);
+    }
+
+    #[test]
+    fn a_sequence_that_is_cut_off_ends_with_a_whole_character() {
+        let bytes = "é👧".bytes().map(u32::from).collect::<Vec<u32>>();
+        let emoji = pebble().encode("é👧", false).unwrap();
+        for (tokenizer, ids) in [(pebble(), &emoji), (llama(), &bytes)] {
+            for length in 0..=ids.len() {
+                let mut detokenizer = Detokenizer::new(&tokenizer);
+                let mut text: String =
+                    ids[..length].iter().map(|&id| detokenizer.push(id).unwrap()).collect();
+                text += &detokenizer.cut().unwrap();
+                assert!("é👧".starts_with(&text), "{text:?} of {length}");
+                assert_eq!(text == "é👧", length == ids.len());
+            }
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use answer::{AnswerParser, Piece};
 pub use detokenize::Detokenizer;
 pub use error::{Error, Result};
 pub use message::{ChatRequest, Content, FunctionCall, Message, ToolCall};
-pub use reasoning::{ReasoningMarkers, ReasoningSplitter, Segment};
+pub use reasoning::{ReasoningMarkers, ReasoningSplitter, Segment, Thinking};
 pub use source::TemplateFiles;
 pub use stop::{StopFilter, Stopped, eos_ids};
 pub use template::ChatTemplate;

@@ -1,9 +1,13 @@
 //! Separates what a model thinks from what it says, while the text is still arriving.
 //!
 //! Thinking models write `<think>…</think>` before the answer. Whether the output starts inside is
-//! decided by the prompt: its last opening marker stands after its last closing one. A tail that may be
-//! the beginning of a marker is held back. Newlines right after a marker belong to neither side.
-//! Thinking opens only before the first word of the answer: later markers are the model's own words.
+//! decided by the prompt ([`Thinking`]), as far as the template wrote it: a user may ask about `<think>`. A
+//! tail that may be the beginning of a marker is held back. Newlines right after a marker belong to neither
+//! side. Thinking opens only before the first word of the answer: later markers are the model's own words.
+
+use serde_json::Value;
+
+use crate::ChatRequest;
 
 /// One stretch of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +44,83 @@ impl ReasoningMarkers {
         let (open, close) = PAIRS.into_iter().find(written).unwrap_or(("<think>", "</think>"));
         Some(Self { open: open.to_owned(), close: close.to_owned() })
     }
+
+    /// How a prompt leaves thinking that only its template opens and closes: see [`Self::broken_in`].
+    pub fn left_by(&self, prompt: &str) -> Thinking {
+        let is_open = match (prompt.rfind(&self.open), prompt.rfind(&self.close)) {
+            (Some(opened), Some(closed)) => opened > closed,
+            (opened, None) => opened.is_some(),
+            (None, Some(_)) => false,
+        };
+        self.left(is_open, prompt)
+    }
+
+    /// How an answer that has begun leaves it.
+    pub fn left_by_answer(&self, begun: &str) -> Thinking {
+        let mut splitter = ReasoningSplitter::new(self, Thinking::Closed);
+        splitter.push(begun);
+        self.left(splitter.is_reasoning(), begun)
+    }
+
+    fn left(&self, is_open: bool, text: &str) -> Thinking {
+        match is_open {
+            false => Thinking::Closed,
+            true if text.trim_end_matches('\n').ends_with(&self.open) => Thinking::JustOpened,
+            true => Thinking::Open,
+        }
+    }
+
+    /// The same request without the marks that its messages, tools and variables write; `None` where they write
+    /// none. Rendered, it shows what the template itself opens and closes.
+    pub fn broken_in(&self, request: &ChatRequest) -> Option<ChatRequest> {
+        let mut values =
+            request.messages.iter().chain(&request.tools).chain(request.kwargs.values());
+        if !values.any(|value| self.is_in(value)) {
+            return None;
+        }
+        let mut broken = request.clone();
+        let values = broken.messages.iter_mut().chain(&mut broken.tools);
+        values.chain(broken.kwargs.values_mut()).for_each(|value| self.break_in(value));
+        Some(broken)
+    }
+
+    fn is_in(&self, value: &Value) -> bool {
+        match value {
+            Value::String(text) => {
+                text.contains(self.open.as_str()) || text.contains(self.close.as_str())
+            }
+            Value::Array(items) => items.iter().any(|item| self.is_in(item)),
+            Value::Object(map) => map.values().any(|item| self.is_in(item)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        }
+    }
+
+    /// Takes the first character from every mark.
+    fn break_in(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                for mark in [&self.open, &self.close] {
+                    let first = mark.chars().next().map_or(0, char::len_utf8);
+                    *text = text.replace(mark.as_str(), &mark[first..]);
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.break_in(item)),
+            Value::Object(map) => map.values_mut().for_each(|item| self.break_in(item)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+}
+
+/// How a prompt leaves thinking, and so where its answer begins.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// The answer may still open it.
+    #[default]
+    Closed,
+    /// The prompt ends with the opening mark; its newline may be left to the model.
+    JustOpened,
+    /// Some of it is in the prompt.
+    Open,
 }
 
 /// Incremental splitter of one answer.
@@ -63,26 +144,17 @@ enum State {
 }
 
 impl ReasoningSplitter {
-    /// A splitter for `<think>` and `</think>`, started as the prompt leaves it.
-    pub fn for_prompt(prompt: &str) -> Self {
-        Self::with_markers(prompt, "<think>", "</think>")
-    }
-
-    /// The same for other markers, such as Gemma's `<|channel>thought` and `<channel|>`.
-    pub fn with_markers(prompt: &str, open: &str, close: &str) -> Self {
-        let inside = match (prompt.rfind(open), prompt.rfind(close)) {
-            (Some(opened), Some(closed)) => opened > closed,
-            (opened, None) => opened.is_some(),
-            (None, Some(_)) => false,
-        };
-        // The prompt may end with the opening marker itself, its newline left to the model.
-        let trim_newlines = inside && prompt.trim_end_matches('\n').ends_with(open);
+    /// A splitter of the answer to a prompt that leaves thinking so.
+    pub fn new(markers: &ReasoningMarkers, thinking: Thinking) -> Self {
         Self {
-            open: open.to_owned(),
-            close: close.to_owned(),
-            state: if inside { State::Reasoning } else { State::Start },
+            open: markers.open.clone(),
+            close: markers.close.clone(),
+            state: match thinking {
+                Thinking::Closed => State::Start,
+                Thinking::JustOpened | Thinking::Open => State::Reasoning,
+            },
             held: String::new(),
-            trim_newlines,
+            trim_newlines: thinking == Thinking::JustOpened,
         }
     }
 
@@ -164,9 +236,14 @@ fn partial_marker_length(text: &str, marker: &str) -> usize {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use serde_json::json;
+
+    fn marks() -> ReasoningMarkers {
+        ReasoningMarkers::detect("").unwrap()
+    }
 
     fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
-        let mut splitter = ReasoningSplitter::for_prompt(prompt);
+        let mut splitter = ReasoningSplitter::new(&marks(), marks().left_by(prompt));
         let mut segments: Vec<Segment> =
             pieces.iter().flat_map(|piece| splitter.push(piece)).collect();
         segments.extend(splitter.finish());
@@ -211,6 +288,34 @@ mod tests {
     fn markers_inside_the_answer_are_words() {
         check("", &["Use <think>tags</think>."], ("", "Use <think>tags</think>."));
         check("<think>", &["a</think>b</think><think>c"], ("a", "b</think><think>c"));
+    }
+
+    #[test]
+    fn an_answer_that_has_begun_thinks_only_if_it_began_so() {
+        #[track_caller]
+        fn check(begun: &str, expect: Thinking) {
+            assert_eq!(marks().left_by_answer(begun), expect, "{begun:?}");
+        }
+        check("", Thinking::Closed);
+        check("The tag <think> is", Thinking::Closed);
+        check(" <think>\n", Thinking::JustOpened);
+        check("<think>so", Thinking::Open);
+        check("<think>so</think>The tag <think> is", Thinking::Closed);
+    }
+
+    #[test]
+    fn marks_are_broken_wherever_somebody_wrote_them() {
+        let user = |content: Value| json!({"role": "user", "content": content});
+        let tool = |text: &str| json!({"type": "function", "function": {"description": text}});
+        let mut request = ChatRequest::new([user(json!("<thin k>"))]);
+        request.tools = vec![tool("think")];
+        assert!(marks().broken_in(&request).is_none());
+        request.messages.push(user(json!([{"type": "text", "text": "a<think>b</think><think>"}])));
+        request.tools.push(tool("</think>"));
+        let broken = marks().broken_in(&request).unwrap();
+        assert_eq!(broken.messages[0], request.messages[0]);
+        assert_eq!(broken.messages[1]["content"][0]["text"], "athink>b/think>think>");
+        assert_eq!(broken.tools, [tool("think"), tool("/think>")]);
     }
 
     proptest! {

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use text::{
-    ChatRequest, ChatTemplate, Detokenizer, Error, Message, ReasoningSplitter, Segment,
-    TemplateFiles, Tokenizer,
+    ChatRequest, ChatTemplate, Detokenizer, Error, Message, ReasoningMarkers, ReasoningSplitter,
+    Segment, TemplateFiles, Tokenizer,
 };
 
 fn root(path: &str) -> String {
@@ -108,7 +108,9 @@ fn an_answer_streams_from_tokens_to_segments() {
     let tokenizer = Tokenizer::from_bytes(&read("tokenizer.json").unwrap()).unwrap();
     let mut request = ChatRequest::new([Message::new("user", "Hi")]);
     request.enable_thinking = Some(true);
-    let mut splitter = ReasoningSplitter::for_prompt(&template().render(&request).unwrap());
+    let marks = ReasoningMarkers::detect(template().source()).unwrap();
+    let prompt = template().render(&request).unwrap();
+    let mut splitter = ReasoningSplitter::new(&marks, marks.left_by(&prompt));
     assert!(splitter.is_reasoning());
     let mut detokenizer = Detokenizer::new(&tokenizer);
     let answer =

@@ -6,6 +6,7 @@
 mod bodies;
 mod dialects;
 mod fields;
+mod prompts;
 mod schemas;
 mod wire;
 

@@ -320,6 +320,48 @@ fn one_more_than_may_wait_is_told_to_come_back() {
 }
 
 #[test]
+fn each_answer_takes_a_place() {
+    let served = Served::start(&["--parallel", "1", "--queue", "4"]);
+    let wanting = |answers: usize| {
+        let mut body = endless(2000);
+        body["n"] = answers.into();
+        served.post("/v1/chat/completions", &body)
+    };
+    // Nobody else is there: it may want more than there are places.
+    let all = wanting(16);
+    assert_eq!(all.status, 200);
+    assert_eq!(wanting(1).status, 503);
+    drop(all);
+    served.wait_for("requests_active", 0.0, Duration::from_secs(5));
+    served.wait_for("requests_waiting", 0.0, Duration::from_secs(5));
+    let three = wanting(3);
+    assert_eq!(three.status, 200);
+    assert_eq!(wanting(3).status, 503);
+    let two = wanting(2);
+    assert_eq!(two.status, 200);
+    assert_eq!(wanting(1).status, 503);
+    assert_eq!(served.metric("requests_refused_total"), 3.0);
+    drop((three, two));
+    served.wait_for("requests_active", 0.0, Duration::from_secs(5));
+    served.wait_for("requests_waiting", 0.0, Duration::from_secs(5));
+    served.check_answers();
+}
+
+#[test]
+fn a_short_answer_does_not_wait_for_all_answers_to_another() {
+    let served = Served::start(&["--parallel", "1"]);
+    let mut many = endless(400);
+    many["n"] = 16.into();
+    let many = served.post("/v1/chat/completions", &many);
+    assert_eq!(many.status, 200);
+    served.check_answers();
+    // The others have hardly begun.
+    assert!(served.metric("requests_waiting") >= 8.0);
+    drop(many);
+    served.wait_for("requests_waiting", 0.0, Duration::from_secs(5));
+}
+
+#[test]
 fn a_client_that_left_the_queue_gives_its_place_back() {
     let served = Served::start(&["--parallel", "1", "--queue", "1"]);
     let body = endless(3000).to_string();

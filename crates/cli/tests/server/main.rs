@@ -17,6 +17,7 @@ mod load;
 mod readers;
 mod served;
 mod speculation;
+mod thinking;
 mod turns;
 
 use std::path::{Path, PathBuf};

@@ -90,6 +90,45 @@ def thinking_has_its_own_block():
 
 
 @check("messages")
+def thinking_can_be_left_out_of_the_answer():
+    more = dict(messages="What is 17 + 25?", max_tokens=2000, thinking={"type": "adaptive", "display": "omitted"})
+    message = ask(**more)
+    with client.messages.stream(**options(**more)) as stream:
+        deltas = [event.delta.type for event in stream if event.type == "content_block_delta"]
+        final = stream.get_final_message()
+    assert "thinking_delta" not in deltas and "signature_delta" in deltas, deltas
+    for answer in (message, final):
+        equal([block.type for block in answer.content], ["thinking", "text"])
+        equal(answer.content[0].thinking, "")
+        assert answer.content[0].signature and "42" in text_of(answer), answer
+
+
+@check("messages")
+def a_prompt_is_remembered_for_no_tokens():
+    def numbers(sentence):
+        return [{"role": "user", "content": f"{sentence} " * 40 + COLD}]
+    for sentence, warm in (
+        ("One and two are three.", lambda messages: ask(messages, max_tokens=0)),
+        ("Three and four are seven.",
+         lambda messages: list(client.messages.create(stream=True, **options(messages, max_tokens=0)))),
+    ):
+        messages = numbers(sentence)
+        answer = warm(messages)
+        if isinstance(answer, list):
+            equal([event.type for event in answer if event.type != "ping"],
+                  ["message_start", "message_delta", "message_stop"])
+            stop_reason, usage = answer[-2].delta.stop_reason, answer[-2].usage
+        else:
+            equal(answer.content, [])
+            stop_reason, usage = answer.stop_reason, answer.usage
+        equal((stop_reason, usage.output_tokens), ("max_tokens", 0))
+        later = ask(messages, max_tokens=3).usage
+        tokens = later.input_tokens + later.cache_read_input_tokens
+        equal(usage.input_tokens + usage.cache_read_input_tokens, tokens)
+        assert usage.cache_read_input_tokens * 10 < tokens < later.cache_read_input_tokens * 10 / 9, (usage, later)
+
+
+@check("messages")
 def tokens_are_counted():
     equal(client.messages.count_tokens(model="pebble", messages=USER).input_tokens, 20)
     assert client.messages.count_tokens(model="pebble", messages=USER, tools=TOOLS).input_tokens > 100
@@ -106,6 +145,7 @@ def models_are_listed_and_shown():
 @check("messages")
 def a_last_message_by_the_assistant_is_continued():
     equal(text_of(ask([*USER, {"role": "assistant", "content": "The opposite of"}])), " cold is hot.")
+    equal(text_of(ask([*USER, {"role": "assistant", "content": ""}])), HOT)
 
 
 @check("tools")
@@ -142,6 +182,20 @@ def calls_are_streamed_and_typed():
 
 
 @check("tools")
+def a_call_that_is_cut_off_is_the_same_streamed_and_whole():
+    inputs = []
+    for limit in range(4, 48, 2):
+        more = options("Set the bathroom to 19 degrees.", tools=TOOLS, max_tokens=limit)
+        whole = client.messages.create(**more)
+        with client.messages.stream(**more) as stream:
+            final = stream.get_final_message()
+        uses = [[block.input for block in message.content if block.type == "tool_use"] for message in (whole, final)]
+        equal(uses[0], uses[1])
+        inputs += [use for use in uses[0] if whole.stop_reason == "max_tokens"]
+    assert {"room": "bathroom"} in inputs, inputs
+
+
+@check("tools")
 def a_choice_of_tools_holds():
     for choice, name in (({"type": "any"}, None), ({"type": "tool", "name": "heating"}, "heating")):
         message = ask(tools=TOOLS, tool_choice=choice, max_tokens=400)
@@ -162,6 +216,9 @@ def errors_have_the_shape_of_this_dialect():
         "/v1/messages", body={"model": "pebble", "messages": USER}, cast_to=object), "max_tokens")
     raises(anthropic.BadRequestError, lambda: ask("one two three " * 10_000), "prompt is too long: ", " tokens > ", " maximum")
     raises(anthropic.NotFoundError, lambda: client.post("/v1/messages/nowhere", body={}, cast_to=object))
+    error = raises(anthropic.NotFoundError, lambda: client.models.retrieve("nobody"), "nobody")
+    equal((error.body["type"], error.body["error"]["type"]), ("error", "not_found_error"))
+    equal(error.body["request_id"], error.request_id)
 
 
 @check("errors")
@@ -176,6 +233,8 @@ def who_leaves_stops_generating():
 @check("key")
 def a_key_is_asked_for_in_either_header():
     raises(anthropic.AuthenticationError, ask, "key")
+    error = raises(anthropic.AuthenticationError, client.models.list, "key")
+    equal((error.body["type"], error.body["error"]["type"]), ("error", "authentication_error"))
     for options in ({"api_key": "sesame"}, {"api_key": None, "auth_token": "sesame"}):
         with_key = anthropic.Anthropic(base_url=url(), max_retries=0, **options)
         equal(text_of(with_key.messages.create(model="pebble", messages=USER, max_tokens=50, **GREEDY)), HOT)

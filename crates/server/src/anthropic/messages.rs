@@ -34,7 +34,7 @@ pub(crate) async fn create(
     let model = shared.model()?.name.clone();
     let ask = continued(&shared, asked.ask, asked.begun.as_deref()).await?;
     let answers = prepare::begin(&shared, ask).await.map_err(in_own_words)?;
-    let reply = Reply::new(identifier("msg_"), model, answers.prompt_tokens);
+    let reply = Reply::new(identifier("msg_"), model, answers.prompt_tokens, asked.shows_thinking);
     if asked.streams {
         Ok(stream(&shared, wants_progress(&headers), reply, answers))
     } else {

@@ -1,8 +1,9 @@
 //! Anthropic's dialect: messages, as its clients and Claude Code send them.
 //!
 //! `request` reads what is asked, `reply` turns an answer into blocks and events, `messages` joins them.
-//! Both ends are pure: neither knows of connections.
+//! `cut` reads calls that stop in the middle. Both ends are pure: neither knows of connections.
 
+mod cut;
 pub(crate) mod messages;
 mod reply;
 mod request;

@@ -5,8 +5,9 @@
 //!
 //! Invariant: one block is open at a time, every block that starts stops, and indexes count from 0 without gaps.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use super::cut;
 use crate::answers::{Ending, Finish, Part};
 use crate::error::ErrorShape;
 
@@ -22,6 +23,8 @@ pub(crate) struct Reply {
     id: String,
     model: String,
     prompt_tokens: usize,
+    /// Whether a client reads what was thought, or only learns that it was.
+    shows_thinking: bool,
     blocks: Vec<Block>,
     /// Whether the last block may grow.
     is_open: bool,
@@ -36,8 +39,21 @@ enum Block {
 }
 
 impl Reply {
-    pub(crate) fn new(id: String, model: String, prompt_tokens: usize) -> Reply {
-        Reply { id, model, prompt_tokens, blocks: Vec::new(), is_open: false, ending: None }
+    pub(crate) fn new(
+        id: String,
+        model: String,
+        prompt_tokens: usize,
+        shows_thinking: bool,
+    ) -> Reply {
+        Reply {
+            id,
+            model,
+            prompt_tokens,
+            shows_thinking,
+            blocks: Vec::new(),
+            is_open: false,
+            ending: None,
+        }
     }
 
     /// What comes before all else.
@@ -59,6 +75,9 @@ impl Reply {
                 }
                 if !(self.is_open && matches!(self.blocks.last(), Some(Block::Thinking(_)))) {
                     self.start(Block::Thinking(String::new()), &mut events);
+                }
+                if !self.shows_thinking {
+                    return events;
                 }
                 if let Some(Block::Thinking(thinking)) = self.blocks.last_mut() {
                     thinking.push_str(&text);
@@ -126,8 +145,12 @@ impl Reply {
     fn start(&mut self, block: Block, events: &mut Vec<Event>) {
         self.stop(events);
         let index = self.blocks.len();
-        let start =
-            json!({"type": "content_block_start", "index": index, "content_block": block.whole()});
+        let mut begun = block.whole();
+        if let Block::Thinking(_) = block {
+            // The signature comes last.
+            begun["signature"] = "".into();
+        }
+        let start = json!({"type": "content_block_start", "index": index, "content_block": begun});
         events.push(("content_block_start", start));
         self.blocks.push(block);
         self.is_open = true;
@@ -186,15 +209,11 @@ impl Block {
     fn whole(&self) -> Value {
         match self {
             Block::Thinking(text) => {
-                // It comes last: a block that just begins has none.
-                let signature = if text.is_empty() { "" } else { SIGNATURE };
-                json!({"type": "thinking", "thinking": text, "signature": signature})
+                json!({"type": "thinking", "thinking": text, "signature": SIGNATURE})
             }
             Block::Text(text) => json!({"type": "text", "text": text}),
             Block::Tool { id, name, json } => {
-                // A call that was cut off has no object to show.
-                let input: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-                json!({"type": "tool_use", "id": id, "name": name, "input": input})
+                json!({"type": "tool_use", "id": id, "name": name, "input": cut::object(json)})
             }
         }
     }

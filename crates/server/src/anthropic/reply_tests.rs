@@ -7,7 +7,7 @@ use crate::answers::Usage;
 use crate::error::ApiError;
 
 fn reply() -> Reply {
-    Reply::new("msg_1".to_owned(), "m".to_owned(), 10)
+    Reply::new("msg_1".to_owned(), "m".to_owned(), 10, true)
 }
 
 fn say(text: &str) -> Part {
@@ -36,7 +36,10 @@ fn end(reason: Finish, stop_text: Option<&str>) -> Part {
 }
 
 fn events(parts: Vec<Part>) -> (Vec<Event>, Value) {
-    let mut reply = reply();
+    events_of(reply(), parts)
+}
+
+fn events_of(mut reply: Reply, parts: Vec<Part>) -> (Vec<Event>, Value) {
     let mut events = reply.begin();
     events.extend(parts.into_iter().flat_map(|part| reply.take(part)));
     (events, reply.whole())
@@ -59,7 +62,12 @@ fn outline(events: &[Event]) -> Vec<String> {
 
 #[track_caller]
 fn check(parts: Vec<Part>, expect: &[&str], content: &Value) {
-    let (events, whole) = events(parts);
+    check_of(reply(), parts, expect, content);
+}
+
+#[track_caller]
+fn check_of(reply: Reply, parts: Vec<Part>, expect: &[&str], content: &Value) {
+    let (events, whole) = events_of(reply, parts);
     let outline = outline(&events);
     assert_eq!(outline[..2], ["message_start", "ping"]);
     assert_eq!(outline[2..], *expect);
@@ -97,6 +105,36 @@ fn thinking_is_signed_and_closed_before_text() {
 }
 
 #[test]
+fn thinking_that_nobody_wants_to_read_is_signed_all_the_same() {
+    let reply = || Reply { shows_thinking: false, ..reply() };
+    let parts = vec![think("a"), think("b"), say("c"), think("d"), end(Finish::Stop, None)];
+    let nothing = json!({"type": "thinking", "thinking": "", "signature": "millstream"});
+    check_of(
+        reply(),
+        parts.clone(),
+        &[
+            "content_block_start 0 thinking",
+            "content_block_delta 0 signature_delta \"millstream\"",
+            "content_block_stop 0",
+            "content_block_start 1 text",
+            "content_block_delta 1 text_delta \"c\"",
+            "content_block_stop 1",
+            "content_block_start 2 thinking",
+            "content_block_delta 2 signature_delta \"millstream\"",
+            "content_block_stop 2",
+            "message_delta \"end_turn\"",
+            "message_stop",
+        ],
+        &json!([nothing, {"type": "text", "text": "c"}, nothing]),
+    );
+    // It is counted, whoever reads it.
+    let (events, whole) = events_of(reply(), parts);
+    assert_eq!(whole["usage"]["output_tokens_details"]["thinking_tokens"], 2);
+    let begun = json!({"type": "thinking", "thinking": "", "signature": ""});
+    assert_eq!(events[2].1["content_block"], begun);
+}
+
+#[test]
 fn each_tool_is_a_block_of_its_own() {
     let mut parts = vec![say("see")];
     parts.extend(call(0, "f", &["{\"x\"", ": 1}"]));
@@ -131,20 +169,20 @@ fn each_tool_is_a_block_of_its_own() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_is_closed() {
+fn a_call_that_is_cut_off_is_closed_and_keeps_what_was_whole() {
     let begin = Part::ToolBegin { index: 0, id: "functions.f:0".to_owned(), name: "f".to_owned() };
-    let some = Part::ToolArguments { index: 0, json: "{\"x\": \"ab".to_owned() };
+    let some = Part::ToolArguments { index: 0, json: "{\"x\": [1], \"y\": \"ab".to_owned() };
     check(
         vec![begin, some, end(Finish::Length, None)],
         &[
             "content_block_start 0 tool_use",
-            "content_block_delta 0 input_json_delta \"{\\\"x\\\": \\\"ab\"",
+            "content_block_delta 0 input_json_delta \"{\\\"x\\\": [1], \\\"y\\\": \\\"ab\"",
             "content_block_stop 0",
             "message_delta \"max_tokens\"",
             "message_stop",
         ],
         // A model's own id is kept.
-        &json!([{"type": "tool_use", "id": "functions.f:0", "name": "f", "input": {}}]),
+        &json!([{"type": "tool_use", "id": "functions.f:0", "name": "f", "input": {"x": [1]}}]),
     );
 }
 

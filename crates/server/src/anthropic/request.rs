@@ -51,6 +51,8 @@ pub(crate) struct Asked {
     pub(crate) ask: Ask,
     /// Whether the answer is streamed.
     pub(crate) streams: bool,
+    /// Whether thinking is told, or only that there was some.
+    pub(crate) shows_thinking: bool,
     /// What the assistant has said of its answer already.
     pub(crate) begun: Option<String>,
 }
@@ -62,10 +64,8 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     if purpose == Purpose::Answer {
         fields.required("max_tokens")?;
     }
+    // Who asks for no tokens wants the prompt to be remembered.
     let max_tokens = fields.count("max_tokens")?;
-    if max_tokens == Some(0) {
-        return Err(fields.error("max_tokens", "must be at least 1, got 0"));
-    }
     let mut conversation = Conversation::default();
     if let Some(system) = fields.get("system") {
         read_texts(system, "system", Block::only_text, |text| {
@@ -75,9 +75,11 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
         })?;
     }
     fields.required("messages")?;
-    for (index, message) in fields.array("messages")?.unwrap_or_default().iter().enumerate() {
+    let messages = without_empty_end(fields.array("messages")?.unwrap_or_default());
+    for (index, message) in messages.iter().enumerate() {
         read_message(&Fields::of(message, format!("messages[{index}]"))?, &mut conversation)?;
     }
+    check_question(messages, &conversation)?;
     if conversation.is_empty() {
         return Err(fields.error("messages", "there are no messages"));
     }
@@ -91,12 +93,47 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     ask.set_stop(&fields, "stop_sequences")?;
     tools::read(&fields, &mut ask)?;
     ask.thinking = Some(read_thinking(&fields)?);
+    let shows_thinking = read_display(&fields)?;
     ask.grammar = read_format(&fields)?;
     let is_short = fields.get("output_format").is_some();
     let field = if is_short { "output_format" } else { "output_config.format" };
     field.clone_into(&mut ask.grammar_field);
     let streams = fields.bool("stream")?.unwrap_or(false);
-    Ok(Asked { ask, streams, begun })
+    Ok(Asked { ask, streams, shows_thinking, begun })
+}
+
+/// A last message by the assistant that says nothing is as good as none; of all messages this one may be empty.
+fn without_empty_end(messages: &[Value]) -> &[Value] {
+    match messages {
+        [before @ .., last] if last["role"] == "assistant" && says_nothing(last) => before,
+        messages => messages,
+    }
+}
+
+/// A last message by the user that says nothing would leave the assistant to go on with what it said before. Earlier ones
+/// do no harm, and some agents send them.
+fn check_question(messages: &[Value], conversation: &Conversation) -> Result<()> {
+    match messages {
+        [before @ .., last] if last["role"] == "user" => {
+            if says_nothing(last) || conversation.last_assistant().is_some() {
+                let path = format!("messages[{}].content", before.len());
+                return Err(ApiError::field(path, "the last message must not be empty"));
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a message has neither words nor anything else.
+fn says_nothing(message: &Value) -> bool {
+    match &message["content"] {
+        Value::String(text) => text.is_empty(),
+        Value::Array(blocks) => {
+            blocks.iter().all(|block| block["type"] == "text" && block["text"] == "")
+        }
+        _ => false,
+    }
 }
 
 /// A last message by the assistant is the beginning of the answer.
@@ -337,6 +374,19 @@ fn read_thinking(fields: &Fields<'_>) -> Result<bool> {
             let message =
                 format!("expected \"enabled\", \"adaptive\" or \"disabled\", got {other:?}");
             Err(thinking.error("type", message))
+        }
+    }
+}
+
+/// Whether thinking is shown: Anthropic sums it up, here it comes as it is. It is done in either case.
+fn read_display(fields: &Fields<'_>) -> Result<bool> {
+    let Some(thinking) = fields.fields("thinking")? else { return Ok(true) };
+    match thinking.string("display")? {
+        None | Some("summarized") => Ok(true),
+        Some("omitted") => Ok(false),
+        Some(other) => {
+            let message = format!("expected \"summarized\" or \"omitted\", got {other:?}");
+            Err(thinking.error("display", message))
         }
     }
 }

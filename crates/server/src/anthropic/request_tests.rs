@@ -95,7 +95,7 @@ fn a_last_message_by_the_assistant_is_continued() {
     check(&json!({"role": "assistant", "content": "The ("}), Ok(Some("The (")));
     check(&json!({"role": "assistant", "content": [{"type": "text", "text": "{"}]}), Ok(Some("{")));
     check(
-        &json!({"role": "assistant", "content": ""}),
+        &json!({"role": "assistant", "content": [{"type": "redacted_thinking", "data": "xyz"}]}),
         Err("messages: the last message has no text to continue"),
     );
     check(
@@ -104,6 +104,43 @@ fn a_last_message_by_the_assistant_is_continued() {
         ]}),
         Err("messages: the last message calls tools, and no tool_result follows"),
     );
+}
+
+#[test]
+fn only_a_last_message_by_the_assistant_may_be_empty() {
+    let turn = |role: &str, content: &Value| json!({"role": role, "content": content});
+    let (q, a) = (turn("user", &json!("q")), turn("assistant", &json!("The")));
+    for nothing in [json!(""), json!([]), json!([{"type": "text", "text": ""}])] {
+        let (user, assistant) = (turn("user", &nothing), turn("assistant", &nothing));
+        let with = |sent: Value| with(json!({"messages": sent}));
+        // As if it were not there.
+        let as_none = asked(&with(json!([q, assistant])));
+        assert_eq!((messages(&as_none), as_none.begun), (json!([q]), None));
+        let begun = asked(&with(json!([q, a, assistant]))).begun;
+        assert_eq!(begun.as_deref(), Some("The"));
+        let refused = |sent: Value, param: &str| {
+            for purpose in [Purpose::Answer, Purpose::Count] {
+                let error = read(&with(sent.clone()), purpose).unwrap_err();
+                assert_eq!(error.param.as_deref(), Some(param), "{sent}");
+            }
+        };
+        refused(json!([assistant]), "messages");
+        refused(json!([user]), "messages[0].content");
+        refused(json!([q, a, user]), "messages[2].content");
+        refused(json!([q, a, user, assistant]), "messages[2].content");
+        // In the middle it does no harm.
+        assert_eq!(messages(&asked(&with(json!([user, q])))), json!([q]));
+        assert!(read(&with(json!([q, assistant, q])), Purpose::Answer).is_ok());
+    }
+    // A summary that failed says nothing either, and is nothing to go on with.
+    let failed = turn("user", &json!([{"type": "compaction", "content": null}]));
+    let error = read(&with(json!({"messages": [q, a, failed]})), Purpose::Answer).unwrap_err();
+    assert_eq!(error.message, "messages[2].content: the last message must not be empty");
+}
+
+#[test]
+fn who_asks_for_no_tokens_is_not_refused() {
+    assert_eq!(asked(&with(json!({"max_tokens": 0}))).ask.max_tokens, Some(0));
 }
 
 #[test]
@@ -246,6 +283,22 @@ fn thinking_is_off_unless_asked_for() {
 }
 
 #[test]
+fn thinking_is_shown_unless_it_is_not_wanted() {
+    #[track_caller]
+    fn check(thinking: &Value, expect: bool) {
+        let asked = asked(&with(json!({"thinking": thinking})));
+        assert_eq!(asked.shows_thinking, expect);
+    }
+    check(&json!(null), true);
+    for kind in ["adaptive", "enabled"] {
+        check(&json!({"type": kind}), true);
+        check(&json!({"type": kind, "display": null}), true);
+        check(&json!({"type": kind, "display": "summarized"}), true);
+        check(&json!({"type": kind, "display": "omitted"}), false);
+    }
+}
+
+#[test]
 fn tools_come_and_go() {
     fn tool(name: &str) -> Value {
         json!({"name": name, "input_schema": {"type": "object"}})
@@ -333,7 +386,6 @@ fn what_is_wrong_is_named() {
     }
     check(json!({"model": 1}), "model");
     check(json!({"max_tokens": null}), "max_tokens");
-    check(json!({"max_tokens": 0}), "max_tokens");
     check(json!({"max_tokens": -1}), "max_tokens");
     check(json!({"max_tokens": "5"}), "max_tokens");
     check(json!({"messages": null}), "messages");
@@ -413,6 +465,8 @@ fn what_is_wrong_is_named() {
     check(json!({"thinking": true}), "thinking");
     check(json!({"thinking": {"type": "much"}}), "thinking.type");
     check(json!({"thinking": {"type": "enabled", "budget_tokens": "x"}}), "thinking.budget_tokens");
+    check(json!({"thinking": {"type": "adaptive", "display": "full"}}), "thinking.display");
+    check(json!({"thinking": {"type": "adaptive", "display": 1}}), "thinking.display");
     check(json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format.type");
     check(
         json!({"output_config": {"format": {"type": "json_schema"}}}),

@@ -176,7 +176,7 @@ fn engine(out: &mut Exposition, model: &ModelView<'_>) {
     let mut gauge = |name: &str, help: &str, value: usize| out.gauge(name, help, value as f64);
     gauge("context_tokens", "Positions that a conversation may have.", model.context);
     gauge("parallel", "Requests that are answered at once.", model.parallel);
-    gauge("queue_limit", "Requests that may wait besides.", model.queue);
+    gauge("queue_limit", "Answers that may wait besides.", model.queue);
     gauge("requests_active", "Requests being answered.", load.active);
     gauge("requests_prefilling", "Those of them whose prompt is being read.", load.prefilling);
     gauge("requests_waiting", "Requests that wait for a place.", load.queued);

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use serde_json::{Map, Value, json};
-use text::tools::Tool;
+use serde_json::{Value, json};
 
 use crate::app::Posted;
-use crate::ask::{Ask, Input};
+use crate::ask::Ask;
 use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
-use crate::openai::messages;
+use crate::openai::chat;
 use crate::prepare;
 use crate::shared::Shared;
 
@@ -22,13 +21,13 @@ pub(crate) async fn tokenize(
 ) -> Result<Json<Value>> {
     let model = Arc::clone(shared.model()?);
     let Tokenize { text, add_special, with_pieces } = Tokenize::read(&Fields::of_body(&body)?)?;
+    let tokens = prepare::tokens(&shared, text, add_special).await;
+    let tokens = tokens.map_err(|error| error.renamed("messages", "content"))?;
+    if !with_pieces {
+        return Ok(Json(json!({"tokens": tokens})));
+    }
     let answer = prepare::blocking(move || {
         let tokenizer = &model.dialect.tokenizer;
-        let tokens =
-            tokenizer.encode(&text, add_special).map_err(|error| of_field("content", &error))?;
-        if !with_pieces {
-            return Ok(json!({"tokens": tokens}));
-        }
         let piece = |&id: &u32| json!({"id": id, "piece": piece(tokenizer.token_bytes(id))});
         Ok(json!({"tokens": tokens.iter().map(piece).collect::<Vec<_>>()}))
     });
@@ -54,7 +53,7 @@ pub(crate) async fn apply_template(
     State(shared): State<Arc<Shared>>,
     Posted(body): Posted,
 ) -> Result<Json<Value>> {
-    let ask = templated(&Fields::of_body(&body)?)?;
+    let ask = templated(&body)?;
     let prompt = prepare::prompt(&shared, ask).await?;
     Ok(Json(json!({"prompt": prompt.text, "tokens": prompt.tokens.len()})))
 }
@@ -109,20 +108,14 @@ fn token_list(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<u32>> {
     tokens.map(token).collect()
 }
 
-fn templated(fields: &Fields<'_>) -> Result<Ask> {
-    let mut ask = Ask::new(Input::Chat(messages::read(fields)?));
-    for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
-        let path = format!("tools[{index}]");
-        let tool = Tool::from_json(tool).map_err(|error| of_field(&path, &error))?;
-        ask.add_tool(tool, &path)?;
+/// What chat would ask, so that what is shown is what it would send; and whether an answer is opened, which chat
+/// leaves to the variables of the template.
+fn templated(body: &Value) -> Result<Ask> {
+    let mut ask = chat::read(body)?.ask;
+    if let Some(open) = Fields::of_body(body)?.bool("add_generation_prompt")? {
+        let variable = ask.template_variables.entry("add_generation_prompt");
+        variable.or_insert(open.into());
     }
-    ask.thinking = fields.bool("enable_thinking")?;
-    let mut variables = Map::new();
-    if let Some(open) = fields.bool("add_generation_prompt")? {
-        variables.insert("add_generation_prompt".to_owned(), open.into());
-    }
-    variables.extend(fields.map("chat_template_kwargs")?.cloned().unwrap_or_default());
-    ask.template_variables = variables;
     Ok(ask)
 }
 
@@ -142,6 +135,15 @@ mod tests {
     ) {
         let error = read(&Fields::of_body(body).unwrap()).unwrap_err();
         assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+    }
+
+    /// A conversation and these fields beside it.
+    fn with(more: &Value) -> Value {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        for (key, value) in more.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        body
     }
 
     #[test]
@@ -183,27 +185,57 @@ mod tests {
 
     #[test]
     fn a_template_takes_variables() {
-        let body = json!({
-            "messages": [{"role": "user", "content": "hi"}], "enable_thinking": false,
-            "add_generation_prompt": false, "chat_template_kwargs": {"x": 1},
-            "tools": [{"type": "function", "function": {"name": "f"}}],
-        });
-        let ask = templated(&Fields::of_body(&body).unwrap()).unwrap();
-        assert_eq!(
-            Value::Object(ask.template_variables),
-            json!({"add_generation_prompt": false, "x": 1})
+        #[track_caller]
+        fn check(more: &Value, expect: &Value) {
+            assert_eq!(Value::Object(templated(&with(more)).unwrap().template_variables), *expect);
+        }
+        check(&json!({}), &json!({}));
+        check(
+            &json!({"add_generation_prompt": false, "chat_template_kwargs": {"x": 1}}),
+            &json!({"add_generation_prompt": false, "x": 1}),
         );
-        assert_eq!((ask.thinking, ask.tools.len()), (Some(false), 1));
-        refused(templated, &json!({}), "messages");
-        refused(templated, &json!({"messages": [1]}), "messages[0]");
-        refused(templated, &json!({"messages": [{"content": "x"}]}), "messages[0].role");
-        refused(templated, &json!({"messages": []}), "messages");
-        let with = |key: &str, value: Value| {
-            let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
-            body[key] = value;
-            body
-        };
-        refused(templated, &with("tools", json!([{}])), "tools[0]");
-        refused(templated, &with("chat_template_kwargs", json!(1)), "chat_template_kwargs");
+        // The more exact one wins.
+        let open = json!({"add_generation_prompt": true});
+        check(&json!({"add_generation_prompt": false, "chat_template_kwargs": open}), &open);
+    }
+
+    #[test]
+    fn a_shown_prompt_is_the_one_of_chat() {
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let (f, g) = (tool("f"), tool("g"));
+        let allowed = json!({"type": "allowed_tools", "tools": [g]});
+        for more in [
+            json!({}),
+            json!({"reasoning_effort": "high"}),
+            json!({"reasoning_effort": "none", "enable_thinking": true}),
+            json!({"tools": [f, g], "tool_choice": "none"}),
+            json!({"tools": [f, g], "tool_choice": allowed}),
+            json!({"functions": [{"name": "f"}]}),
+            json!({"chat_template_kwargs": {"enable_thinking": false, "x": 1}}),
+        ] {
+            let body = with(&more);
+            let (shown, sent) = (templated(&body).unwrap(), chat::read(&body).unwrap().ask);
+            assert_eq!(format!("{shown:?}"), format!("{sent:?}"));
+        }
+    }
+
+    #[test]
+    fn what_a_template_cannot_take_is_named() {
+        #[track_caller]
+        fn refused(more: &Value, param: &str) {
+            let error = templated(&with(more)).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+        }
+        refused(&json!({"messages": null}), "messages");
+        refused(&json!({"messages": [1]}), "messages[0]");
+        refused(&json!({"messages": [{"content": "x"}]}), "messages[0].role");
+        refused(&json!({"messages": []}), "messages");
+        refused(&json!({"tools": [{}]}), "tools[0].function");
+        refused(&json!({"tool_choice": 5}), "tool_choice");
+        refused(&json!({"temperature": "hot"}), "temperature");
+        refused(&json!({"reasoning_effort": "banana"}), "reasoning_effort");
+        refused(&json!({"add_generation_prompt": "x"}), "add_generation_prompt");
+        refused(&json!({"chat_template_kwargs": 1}), "chat_template_kwargs");
+        refused(&json!({"chat_template_kwargs": {"tools": [1]}}), "chat_template_kwargs.tools");
     }
 }

@@ -112,7 +112,7 @@ fn wanted(fields: &Fields<'_>, mut ask: Ask, is_empty: bool) -> Result<Wanted> {
         stream: fields.bool("stream")?.unwrap_or(true),
         ask: (!is_empty).then_some(ask),
         begun: None,
-        unloads: fields.get("keep_alive").is_some_and(is_no_time),
+        unloads: unloads(fields)?,
     })
 }
 
@@ -122,14 +122,43 @@ pub(super) fn name(fields: &Fields<'_>) -> Result<Option<String>> {
     Ok(name.filter(|name| !name.is_empty()).map(str::to_owned))
 }
 
-/// Whether this is no time at all: 0 seconds, or a text such as `0s` or `0h0m`.
-fn is_no_time(keep_alive: &Value) -> bool {
-    match keep_alive {
-        Value::String(text) => {
-            let mut digits = text.chars().filter(char::is_ascii_digit).peekable();
-            digits.peek().is_some() && digits.all(|digit| digit == '0')
+/// Whether the model is to be kept for no time at all: 0 seconds, or a text such as `0s` or `0h0m`.
+fn unloads(fields: &Fields<'_>) -> Result<bool> {
+    match fields.get("keep_alive") {
+        None => Ok(false),
+        Some(Value::Number(seconds)) => Ok(seconds.as_f64() == Some(0.0)),
+        Some(Value::String(text)) if text.is_empty() => Ok(false),
+        Some(Value::String(text)) if is_duration(text) => {
+            Ok(!text.contains(|c: char| c.is_ascii_digit() && c != '0'))
         }
-        other => other.as_f64() == Some(0.0),
+        Some(Value::String(text)) => {
+            let message = format!("must be a duration such as 5m or 1h30m, got {text:?}");
+            Err(fields.error("keep_alive", message))
+        }
+        Some(other) => {
+            Err(wrong(&fields.path("keep_alive"), "a number of seconds or a duration", other))
+        }
+    }
+}
+
+/// Whether Go could read this as a time, such as `1h30m` or `-1.5s`, or would, had it a unit: Ollama's own settings need none.
+fn is_duration(text: &str) -> bool {
+    // Milliseconds before minutes, for one begins as the other does.
+    const UNITS: [&str; 8] = ["ns", "us", "µs", "μs", "ms", "s", "m", "h"];
+    let is_part = |c: char| c.is_ascii_digit() || c == '.';
+    let is_number = |text: &str| text.chars().all(is_part) && text.parse::<f64>().is_ok();
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if is_number(rest) {
+        return true;
+    }
+    loop {
+        let (number, after) = rest.split_at(rest.find(|c| !is_part(c)).unwrap_or(rest.len()));
+        let unit = UNITS.iter().find_map(|unit| after.strip_prefix(unit));
+        match unit.filter(|_| is_number(number)) {
+            Some("") => return true,
+            Some(more) => rest = more,
+            None => return false,
+        }
     }
 }
 
@@ -178,12 +207,16 @@ fn think(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
     match fields.get("think") {
         None => {}
         Some(Value::Bool(on)) => ask.thinking = Some(*on),
-        Some(Value::String(level)) if ["low", "medium", "high"].contains(&level.as_str()) => {
+        Some(Value::String(level))
+            if ["low", "medium", "high", "max"].contains(&level.as_str()) =>
+        {
+            // Templates know three levels.
+            let level = if level == "max" { "high" } else { level };
             ask.thinking = Some(true);
-            ask.template_variables.insert("reasoning_effort".to_owned(), level.as_str().into());
+            ask.template_variables.insert("reasoning_effort".to_owned(), level.into());
         }
         Some(Value::String(level)) => {
-            let message = format!("must be true, false, low, medium or high, got {level:?}");
+            let message = format!("must be true, false, low, medium, high or max, got {level:?}");
             return Err(fields.error("think", message));
         }
         Some(other) => return Err(wrong(&fields.path("think"), "true, false or a level", other)),

@@ -150,6 +150,38 @@ fn who_keeps_the_model_for_no_time_unloads_it() {
 }
 
 #[test]
+fn a_time_to_keep_the_model_is_a_number_or_a_duration() {
+    #[track_caller]
+    fn check(keep_alive: &Value, is_fine: bool) {
+        for endpoint in [chat, generate] {
+            let body = json!({"prompt": "x", "keep_alive": keep_alive});
+            let error = read(endpoint, &body).err();
+            assert_eq!(error.is_none(), is_fine, "{keep_alive}");
+            assert!(error.is_none_or(|error| error.param.as_deref() == Some("keep_alive")));
+        }
+    }
+    for fine in ["5m", "-1", "1h30m", "0", "300", "1.5h", ".5s", "5.s", "+2ms3us4µs5μs6ns", "-1m"]
+    {
+        check(&json!(fine), true);
+    }
+    for wrong in
+        ["abc", "5x", "m", "-", "5m-", "1h30", "5 m", ".s", "1.2.3s", "1e3s", "5ms5", "inf"]
+    {
+        check(&json!(wrong), false);
+    }
+    for wrong in [json!([1]), json!({}), json!(true)] {
+        check(&wrong, false);
+    }
+}
+
+#[test]
+fn the_most_thinking_is_the_most_that_templates_know() {
+    let ask = read(generate, &json!({"prompt": "x", "think": "max"})).unwrap().ask.unwrap();
+    assert_eq!(ask.thinking, Some(true));
+    assert_eq!(ask.template_variables["reasoning_effort"], "high");
+}
+
+#[test]
 fn numbers_are_taken_as_ollama_takes_them() {
     #[track_caller]
     fn check(options: &Value, expect: &Wishes) {
@@ -208,6 +240,9 @@ fn what_is_wrong_is_named() {
     refused(read(generate, &body("options", json!([]))), "options");
     refused(read(generate, &body("options", json!({"num_predict": 1.5}))), "options.num_predict");
     refused(read(generate, &body("options", json!({"stop": 1}))), "options.stop");
+    let bias = |token: &str, bias: Value| body("options", json!({"logit_bias": {token: bias}}));
+    refused(read(generate, &bias("x", json!(1))), "options.logit_bias.x");
+    refused(read(generate, &bias("5", json!("x"))), "options.logit_bias.5");
     refused(read(generate, &body("options", json!({"temperature": "x"}))), "options.temperature");
     for (option, value) in [
         ("temperature", json!(-1)),

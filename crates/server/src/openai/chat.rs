@@ -11,16 +11,23 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::{Head, Streaming, finish_word, format, logprobs_json, messages, tools, total};
+use super::{
+    Head, Streaming, check_names, effort, finish_word, format, logprobs_json, messages, tools,
+    total,
+};
 use crate::answers::{Finish, Part, TokenLogprob, Whole};
 use crate::app::Posted;
 use crate::ask::{Ask, Input, Wishes};
+use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::prepare;
 use crate::shared::Shared;
 
 /// The most alternatives to a token, as OpenAI has it.
 const MOST_TOP_LOGPROBS: usize = 20;
+/// Variables of a template that come from the request and the model: set by hand, they would put a conversation
+/// before the model that nobody has checked.
+const RESERVED_VARIABLES: [&str; 4] = ["messages", "tools", "bos_token", "eos_token"];
 
 /// A request as it was read.
 #[derive(Debug)]
@@ -63,6 +70,7 @@ pub(crate) async fn complete(
 /// Reads a body.
 pub(crate) fn read(body: &Value) -> Result<Chat> {
     let fields = Fields::of_body(body)?;
+    check_names(&fields)?;
     let mut ask = Ask::new(Input::Chat(messages::read(&fields)?));
     ask.max_tokens = max_tokens(&fields)?;
     ask.choices = fields.count("n")?.unwrap_or(1);
@@ -108,27 +116,30 @@ fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>> {
 
 /// Whether and how much to think, from the vaguest wish to the most exact one.
 fn read_thinking(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-    match fields.string("reasoning_effort")? {
-        None => {}
-        Some("none" | "minimal") => ask.thinking = Some(false),
-        // Who wants effort wants thinking, as on the other paths.
-        Some(effort) => {
-            ask.thinking = Some(true);
-            let effort = Value::from(effort);
-            ask.template_variables.insert("reasoning_effort".to_owned(), effort);
-        }
-    }
+    effort::read(fields, "reasoning_effort", ask)?;
     if let Some(thinking) = fields.bool("enable_thinking")? {
         ask.thinking = Some(thinking);
     }
     if let Some(variables) = fields.map("chat_template_kwargs")? {
         ask.template_variables.extend(variables.clone());
     }
+    refuse_reserved_variables(ask)?;
     match ask.template_variables.shift_remove("enable_thinking") {
         None | Some(Value::Null) => {}
         Some(Value::Bool(thinking)) => ask.thinking = Some(thinking),
         Some(other) => {
             return Err(wrong("chat_template_kwargs.enable_thinking", "true or false", &other));
+        }
+    }
+    Ok(())
+}
+
+/// `null` is as good as absent here too.
+fn refuse_reserved_variables(ask: &mut Ask) -> Result<()> {
+    for key in RESERVED_VARIABLES {
+        if ask.template_variables.shift_remove(key).is_some_and(|value| !value.is_null()) {
+            let message = "comes from the request or from the model and cannot be replaced";
+            return Err(ApiError::field(format!("chat_template_kwargs.{key}"), message));
         }
     }
     Ok(())

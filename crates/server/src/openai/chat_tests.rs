@@ -100,6 +100,9 @@ fn the_most_exact_wish_about_thinking_wins() {
     let inner = json!({"enable_thinking": false, "x": [1]});
     let more = json!({"enable_thinking": true, "chat_template_kwargs": inner});
     check(&more, Some(false), &json!({"x": [1]}));
+    // What no client may set, `null` does not set.
+    let nulls = json!({"messages": null, "tools": null, "documents": [], "enable_thinking": null});
+    check(&json!({"chat_template_kwargs": nulls}), None, &json!({"documents": []}));
 }
 
 #[test]
@@ -131,12 +134,19 @@ fn what_is_wrong_is_named() {
     refused(&json!({"tools": [{"type": "x"}]}), "tools[0].type");
     refused(&json!({"response_format": {"type": "x"}}), "response_format.type");
     refused(&json!({"reasoning_effort": 1}), "reasoning_effort");
+    refused(&json!({"reasoning_effort": "banana"}), "reasoning_effort");
+    refused(&json!({"model": 5}), "model");
+    refused(&json!({"user": {"id": 5}}), "user");
     refused(&json!({"enable_thinking": "no"}), "enable_thinking");
     refused(&json!({"chat_template_kwargs": [1]}), "chat_template_kwargs");
     refused(
         &json!({"chat_template_kwargs": {"enable_thinking": "no"}}),
         "chat_template_kwargs.enable_thinking",
     );
+    for key in ["messages", "tools", "bos_token", "eos_token"] {
+        let path = format!("chat_template_kwargs.{key}");
+        refused(&json!({"chat_template_kwargs": {key: [{"role": "user", "content": "x"}]}}), &path);
+    }
     refused(&json!({"stream": "yes"}), "stream");
     refused(&json!({"stream_options": true}), "stream_options");
     refused(&json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage");

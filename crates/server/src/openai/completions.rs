@@ -3,6 +3,7 @@
 //! Nothing is read into the answer either: no thinking, no tool calls. Several prompts are several asks of
 //! one response; choices are numbered through, prompt by prompt.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::Json;
@@ -11,8 +12,8 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::{Head, Streaming, finish_word, finite, format, total};
-use crate::answers::{Part, TokenLogprob, Usage, Whole};
+use super::{Head, Streaming, check_names, finish_word, finite, format, total};
+use crate::answers::{Part, TokenLogprob, TokenText, Usage, Whole};
 use crate::app::Posted;
 use crate::ask::{Ask, Input, MOST_CHOICES, Wishes};
 use crate::error::ApiError;
@@ -80,6 +81,7 @@ fn about_prompt(error: ApiError) -> ApiError {
 
 fn read(body: &Value) -> Result<Completion> {
     let fields = Fields::of_body(body)?;
+    check_names(&fields)?;
     let inputs = read_prompt(&fields)?;
     let choices = fields.count("n")?.unwrap_or(1);
     if choices == 0 || choices.saturating_mul(inputs.len()) > MOST_CHOICES {
@@ -226,7 +228,7 @@ impl Writer {
             // A character may be cut by tokens: it counts where it begins.
             *offset += one.token.bytes.iter().filter(|&&byte| byte & 0xC0 != 0x80).count();
         }
-        let texts: Vec<&str> = tokens.iter().map(|one| one.token.text.as_str()).collect();
+        let texts: Vec<Cow<'_, str>> = tokens.iter().map(|one| shown(&one.token)).collect();
         let chosen: Vec<f32> = tokens.iter().map(|one| finite(one.logprob)).collect();
         let top: Vec<Value> = tokens.iter().map(alternatives).collect();
         json!({"tokens": texts, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
@@ -239,14 +241,23 @@ fn alternatives(one: &TokenLogprob) -> Value {
     let chosen = std::iter::once((&one.token, one.logprob));
     for (token, logprob) in one.top.iter().map(|(token, logprob)| (token, *logprob)).chain(chosen) {
         // Of two tokens with one text the likelier came first.
-        map.entry(token.text.as_str()).or_insert_with(|| Value::from(finite(logprob)));
+        map.entry(shown(token)).or_insert_with(|| Value::from(finite(logprob)));
     }
     Value::Object(map)
 }
 
+/// A token's text. Where its bytes are no whole characters they are spelled out, as OpenAI does: otherwise all such
+/// tokens would look alike.
+fn shown(token: &TokenText) -> Cow<'_, str> {
+    match std::str::from_utf8(&token.bytes) {
+        Ok(_) => Cow::Borrowed(&token.text),
+        Err(_) => Cow::Owned(format!("bytes:{}", token.bytes.escape_ascii())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{ending, head, logprob, usage};
+    use super::super::fixtures::{ending, head, logprob, token, usage};
     use super::*;
     use crate::answers::{Ending, Finish};
 
@@ -324,6 +335,8 @@ mod tests {
         refused(&json!({"stop": {}}), "stop");
         refused(&json!({"temperature": []}), "temperature");
         refused(&json!({"stream": 1}), "stream");
+        refused(&json!({"model": 5}), "model");
+        refused(&json!({"user": []}), "user");
     }
 
     #[test]
@@ -350,7 +363,7 @@ mod tests {
         let cut = [logprob(b"a\xC3"), logprob(b"\xA9"), logprob(b"b")];
         let first = writer.logprobs(1, &cut);
         assert_eq!(first["text_offset"], json!([0, 2, 2]));
-        assert_eq!(first["tokens"], json!(["a\u{fffd}", "\u{fffd}", "b"]));
+        assert_eq!(first["tokens"], json!(["bytes:a\\xc3", "bytes:\\xa9", "b"]));
         assert_eq!(first["token_logprobs"], json!([-0.5, -0.5, -0.5]));
         assert_eq!(first["top_logprobs"][2], json!({"b": -0.5, "x": -9999.0}));
         assert_eq!(writer.logprobs(1, &[logprob(b"c")])["text_offset"], json!([3]));
@@ -364,6 +377,16 @@ mod tests {
         assert_eq!(alternatives(&one), json!({"x": -0.25, "a": -0.5}));
         one.top.clear();
         assert_eq!(alternatives(&one), json!({"a": -0.5}));
+    }
+
+    #[test]
+    fn tokens_that_are_no_characters_are_told_apart() {
+        let mut one = logprob(b"\xC3");
+        one.top = vec![(token(7, b"\xE2\x80"), -0.25), (token(8, b"\xEF\xBF\xBD"), -1.0)];
+        assert_eq!(
+            alternatives(&one),
+            json!({"bytes:\\xe2\\x80": -0.25, "\u{fffd}": -1.0, "bytes:\\xc3": -0.5})
+        );
     }
 
     #[test]

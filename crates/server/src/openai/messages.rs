@@ -72,11 +72,8 @@ fn read_message(message: &Fields<'_>) -> Result<Map<String, Value>> {
     match role {
         "assistant" => {
             // Both spellings are about; templates know the first.
-            let reasoning = match message.string("reasoning_content")? {
-                None => message.string("reasoning")?,
-                reasoning => reasoning,
-            };
-            if let Some(reasoning) = reasoning {
+            let other = message.string("reasoning")?;
+            if let Some(reasoning) = message.string("reasoning_content")?.or(other) {
                 insert("reasoning_content", Value::from(reasoning));
             }
             if !calls.is_empty() {
@@ -95,6 +92,7 @@ fn read_message(message: &Fields<'_>) -> Result<Map<String, Value>> {
 
 /// Text, or parts of text: which of the two a template takes is its own affair.
 fn content(message: &Fields<'_>, role: &str, has_calls: bool) -> Result<Value> {
+    let refusal = if role == "assistant" { message.string("refusal")? } else { None };
     match message.get("content") {
         Some(Value::String(text)) => Ok(Value::from(text.as_str())),
         Some(Value::Array(parts)) if parts.is_empty() => Ok(Value::from("")),
@@ -110,9 +108,7 @@ fn content(message: &Fields<'_>, role: &str, has_calls: bool) -> Result<Value> {
         )),
         None if has_calls => Ok(Value::Null),
         // An answer that was all thinking, or a refusal beside it.
-        None if role == "assistant" => {
-            Ok(Value::from(message.string("refusal")?.unwrap_or_default()))
-        }
+        None if role == "assistant" => Ok(Value::from(refusal.unwrap_or_default())),
         None => message.required("content").cloned(),
     }
 }
@@ -145,10 +141,6 @@ pub(super) fn returned_part(part: &Value, path: &str) -> Result<Value> {
 
 /// Calls that an assistant made, their arguments as objects.
 fn tool_calls(message: &Fields<'_>) -> Result<Vec<Value>> {
-    if let Some(call) = message.fields("function_call")? {
-        let function = called_function(&call)?;
-        return Ok(vec![serde_json::json!({"type": "function", "function": function})]);
-    }
     let calls = message.array("tool_calls")?.unwrap_or_default();
     let read = |(index, call)| {
         let call = Fields::of(call, message.path(&format!("tool_calls[{index}]")))?;
@@ -170,7 +162,14 @@ fn tool_calls(message: &Fields<'_>) -> Result<Vec<Value>> {
         }
         Ok(Value::Object(read))
     };
-    calls.iter().enumerate().map(read).collect()
+    let calls = calls.iter().enumerate().map(read).collect::<Result<_>>()?;
+    Ok(match message.fields("function_call")? {
+        Some(call) => {
+            let function = called_function(&call)?;
+            vec![serde_json::json!({"type": "function", "function": function})]
+        }
+        None => calls,
+    })
 }
 
 pub(super) fn called_function(function: &Fields<'_>) -> Result<Value> {
@@ -325,6 +324,15 @@ mod tests {
             "messages[0].tool_calls",
             kind,
         );
+        let assistant = |key: &str, value: Value| {
+            let mut message =
+                json!({"role": "assistant", "content": "a", "reasoning_content": "r"});
+            message[key] = value;
+            json!([message])
+        };
+        for key in ["refusal", "reasoning", "reasoning_content", "function_call", "tool_calls"] {
+            refused(&assistant(key, json!(1)), &format!("messages[0].{key}"), kind);
+        }
         let place = "messages[1].tool_calls[0].function";
         refused(&call(json!(null)), place, missing);
         refused(&call(json!({"arguments": "{}"})), &format!("{place}.name"), missing);

@@ -6,6 +6,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+mod effort;
 mod format;
 pub(crate) mod messages;
 pub(crate) mod models;
@@ -75,6 +76,13 @@ impl Head {
         body.insert("timings".to_owned(), timings_json(usage));
         Value::Object(body)
     }
+}
+
+/// Checks what makes no difference to an answer: the model that is loaded answers, whoever asks.
+fn check_names(fields: &Fields<'_>) -> Result<()> {
+    fields.string("model")?;
+    fields.string("user")?;
+    Ok(())
 }
 
 /// How a response is to be streamed.

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -25,9 +26,11 @@ pub(crate) async fn list(State(shared): State<Arc<Shared>>) -> Result<Json<Value
 /// The model of this name.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
-    Path(name): Path<String>,
+    name: std::result::Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>> {
     let model = shared.model()?;
+    // No model has a name that is no text.
+    let name = name.as_ref().map_or("", |Path(name)| name);
     if name != model.name {
         let message = format!("there is no model {name:?} here, only {:?}", model.name);
         let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
@@ -51,6 +54,7 @@ pub(crate) async fn embeddings(
 
 fn check_input(body: &Value) -> Result<()> {
     let fields = Fields::of_body(body)?;
+    super::check_names(&fields)?;
     match fields.required("input")? {
         Value::String(text) if !text.is_empty() => Ok(()),
         Value::Array(items) if !items.is_empty() => Ok(()),
@@ -137,5 +141,6 @@ mod tests {
         check(&json!({"input": ""}), Some("input"));
         check(&json!({"input": []}), Some("input"));
         check(&json!({"input": {"a": 1}}), Some("input"));
+        check(&json!({"input": "text", "model": 5}), Some("model"));
     }
 }

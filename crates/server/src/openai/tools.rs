@@ -3,7 +3,7 @@
 use serde_json::Value;
 use text::tools::{Choice, Tool};
 
-use crate::ask::Ask;
+use crate::ask::{Ask, Input};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 
@@ -29,19 +29,27 @@ pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<bool> {
     }
     ask.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
 
-    let functions = fields.array("functions")?.unwrap_or_default();
-    let is_older = ask.tools.is_empty() && !functions.is_empty();
+    let (older, choice) = read_older(fields)?;
+    let is_older = ask.tools.is_empty() && !older.tools.is_empty();
     if is_older {
-        for (index, function) in functions.iter().enumerate() {
-            add(&Fields::of(function, format!("functions[{index}]"))?, ask)?;
-        }
-        if let Some(choice) = fields.get("function_call") {
-            ask.tool_choice = older_choice(choice)?;
+        (ask.tools, ask.tool_definitions) = (older.tools, older.tool_definitions);
+        if let Some(choice) = choice {
+            ask.tool_choice = choice;
         }
         // There is room for one call in an answer of this kind.
         ask.parallel_tool_calls = false;
     }
     Ok(is_older)
+}
+
+/// What the older fields say. They are read where `tools` comes before them too: what is wrong in them is named.
+fn read_older(fields: &Fields<'_>) -> Result<(Ask, Option<Choice>)> {
+    let mut older = Ask::new(Input::Chat(Vec::new()));
+    for (index, function) in fields.array("functions")?.unwrap_or_default().iter().enumerate() {
+        add(&Fields::of(function, format!("functions[{index}]"))?, &mut older)?;
+    }
+    let choice = fields.get("function_call").map(older_choice).transpose()?;
+    Ok((older, choice))
 }
 
 fn add(function: &Fields<'_>, ask: &mut Ask) -> Result<()> {
@@ -148,7 +156,7 @@ pub(super) fn call_json(id: &str, name: &str, arguments: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ask::{Input, MOST_TOOLS};
+    use crate::ask::MOST_TOOLS;
     use serde_json::json;
 
     fn read_body(body: &Value) -> Result<(Ask, bool)> {
@@ -222,6 +230,12 @@ mod tests {
         );
         refused(&json!({"functions": [{"name": "f"}], "function_call": 1}), "function_call");
         refused(&json!({"functions": [{}]}), "functions[0].name");
+        // Tools come first, and what is wrong beside them is named all the same.
+        let both =
+            json!({"tools": [tool("g")], "functions": [{"name": "f"}], "function_call": "none"});
+        check(&both, &["g"], &Choice::Auto);
+        refused(&json!({"tools": [tool("g")], "functions": [5]}), "functions[0]");
+        refused(&json!({"tools": [tool("g")], "function_call": 5}), "function_call");
     }
 
     #[test]

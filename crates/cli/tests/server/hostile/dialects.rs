@@ -32,8 +32,9 @@ fn anthropic() {
             "messages",
             json!([{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": 5}]}]),
         ),
+        ("messages", json!([{"role": "user", "content": ""}])),
         ("max_tokens", json!(null)),
-        ("max_tokens", json!(0)),
+        ("max_tokens", json!(-1)),
         ("max_tokens", json!("x")),
         ("system", json!(5)),
         ("temperature", json!("hot")),
@@ -45,6 +46,7 @@ fn anthropic() {
         ("stream", json!("yes")),
         ("thinking", json!("hard")),
         ("thinking", json!({"type": "frob"})),
+        ("thinking", json!({"type": "adaptive", "display": "frob"})),
         ("tools", json!("x")),
         ("tools", json!([{"input_schema": {}}])),
         ("tools", json!([{"name": "f", "input_schema": 5}])),
@@ -70,6 +72,8 @@ fn ollama() {
         ("options", json!(5)),
         ("stream", json!("x")),
         ("think", json!([1])),
+        ("keep_alive", json!([1])),
+        ("keep_alive", json!("abc")),
         ("format", json!("xml")),
         ("format", json!(5)),
         ("format", json!({"type": "frob"})),
@@ -89,6 +93,7 @@ fn ollama() {
         ("num_predict", json!("x")),
         ("seed", json!({})),
         ("stop", json!(5)),
+        ("logit_bias", json!({"x": 1})),
     ] {
         refused(&served, "/api/chat", &messages_with("options", json!({option: value})), option);
     }
@@ -129,6 +134,8 @@ fn the_rest_of_openai() {
         ("/v1/completions", json!({"prompt": "x", "logprobs": 1000}), "logprobs"),
         ("/v1/completions", json!({"prompt": "x", "max_tokens": "x"}), "max_tokens"),
         ("/v1/completions", json!({"prompt": "x", "n": 0}), "n"),
+        ("/v1/completions", json!({"prompt": "x", "model": 5}), "model"),
+        ("/v1/completions", json!({"prompt": "x", "user": []}), "user"),
         ("/v1/responses", json!({}), "input"),
         ("/v1/responses", json!({"input": 5}), "input"),
         ("/v1/responses", json!({"input": []}), "input"),
@@ -140,6 +147,18 @@ fn the_rest_of_openai() {
         ("/v1/responses", json!({"input": "x", "max_output_tokens": "x"}), "max_output_tokens"),
         ("/v1/responses", json!({"input": "x", "temperature": "hot"}), "temperature"),
         ("/v1/responses", json!({"input": "x", "instructions": 5}), "instructions"),
+        ("/v1/responses", json!({"input": "x", "max_tool_calls": "x"}), "max_tool_calls"),
+        ("/v1/responses", json!({"input": "x", "prompt_cache_key": 5}), "prompt_cache_key"),
+        ("/v1/responses", json!({"input": "x", "safety_identifier": 5}), "safety_identifier"),
+        ("/v1/responses", json!({"input": "x", "text": {"verbosity": 5}}), "text.verbosity"),
+        ("/v1/responses", json!({"input": "x", "service_tier": 5}), "service_tier"),
+        ("/v1/responses", json!({"input": "x", "stream_options": 5}), "stream_options"),
+        ("/v1/responses", json!({"input": "x", "truncation": "banana"}), "truncation"),
+        (
+            "/v1/responses",
+            json!({"input": "x", "reasoning": {"effort": "banana"}}),
+            "reasoning.effort",
+        ),
         ("/v1/responses", json!({"input": [{"type": "frob"}]}), "input[0].type"),
         ("/v1/embeddings", json!({}), "input"),
         ("/v1/embeddings", json!({"input": "x"}), ""),
@@ -149,6 +168,8 @@ fn the_rest_of_openai() {
         ("/detokenize", json!({"tokens": [999_999]}), "tokens[0]"),
         ("/apply-template", json!({}), "messages"),
         ("/apply-template", json!({"messages": 5}), "messages"),
+        ("/apply-template", messages_with("tool_choice", json!(5)), "tool_choice"),
+        ("/apply-template", messages_with("reasoning_effort", json!("banana")), "reasoning_effort"),
     ] {
         refused(&served, path, &body, param);
     }
@@ -161,6 +182,13 @@ fn the_rest_of_openai() {
         assert_eq!(served.post("/detokenize", &json!({"tokens": tokens})).status, 400, "{tokens}");
     }
     check_error("/v1/models/x", served.get("/v1/models/nobody"), 404, "model", "a model");
+    check_error(
+        "/v1/models/%ff",
+        served.get("/v1/models/%ff"),
+        404,
+        "model",
+        "a name that is no text",
+    );
     served.check_answers();
 }
 
@@ -186,6 +214,12 @@ fn without_a_key_nobody_gets_in() {
     }
     for path in ["/v1/models", "/metrics", "/openapi.json", "/live", "/api/tags", "/nowhere"] {
         assert_eq!(served.get(path).status, 401, "{path}");
+    }
+    // A key is bytes.
+    let keyed = Served::start(&["--api-key", "schlüssel"]);
+    for (key, status) in [("schlüssel", 200), ("schlussel", 401)] {
+        let reply = keyed.send(&http::post("/v1/messages", &[("x-api-key", key)], body.as_bytes()));
+        assert_eq!(reply.status, status, "{key}");
     }
     // Whether it lives is no secret; what it does is.
     let health = served.get("/health").good();

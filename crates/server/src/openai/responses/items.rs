@@ -169,18 +169,11 @@ fn texts(
 /// What was thought, as it was: in the open, or as what clients hand back unread. A summary is less, but better
 /// than nothing.
 fn thinking(item: &Fields<'_>) -> Result<Option<String>> {
-    let content = thoughts(item, "content")?;
-    if !content.is_empty() {
-        return Ok(Some(content));
-    }
+    let (content, summary) = (thoughts(item, "content")?, thoughts(item, "summary")?);
     // Other servers' secrets are of no use.
-    if let Some(own) =
-        item.string("encrypted_content")?.and_then(|text| text.strip_prefix(THINKING))
-    {
-        return Ok(Some(own.to_owned()));
-    }
-    let summary = thoughts(item, "summary")?;
-    Ok((!summary.is_empty()).then_some(summary))
+    let own = item.string("encrypted_content")?.and_then(|text| text.strip_prefix(THINKING));
+    let said = |text: String| (!text.is_empty()).then_some(text);
+    Ok(said(content).or(own.map(str::to_owned)).or(said(summary)))
 }
 
 fn thoughts(item: &Fields<'_>, key: &str) -> Result<String> {

@@ -9,11 +9,14 @@ use crate::ask::{Ask, Input, Wishes};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result};
 use crate::openai::format::response_format;
+use crate::openai::{check_names, effort};
 
 /// The most alternatives to a token that may be asked for.
 const MOST_TOP_LOGPROBS: usize = 20;
 /// Fields that need a memory of earlier requests, and this server has none.
 const KEPT: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
+/// Texts that make no difference to an answer here.
+const IGNORED_TEXTS: [&str; 3] = ["prompt_cache_key", "safety_identifier", "service_tier"];
 /// Fields that a response repeats as they came.
 const ECHOED: [&str; 12] = [
     "instructions",
@@ -45,7 +48,8 @@ pub(crate) struct Asked {
 /// Reads a request.
 pub(crate) fn read(body: &Value) -> Result<Asked> {
     let fields = Fields::of_body(body)?;
-    fields.string("model")?;
+    check_names(&fields)?;
+    check_ignored(&fields)?;
     refuse_what_needs_memory(&fields)?;
     let conversation = items::read(&fields)?;
     let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
@@ -64,9 +68,26 @@ pub(crate) fn read(body: &Value) -> Result<Asked> {
     }
     let extras = read_extras(&fields, &mut ask)?;
     let streams = fields.bool("stream")?.unwrap_or(false);
-    fields.string("user")?;
     let echo = echo(&fields)?;
     Ok(Asked { ask, offers, extras, streams, echo })
+}
+
+/// What is ignored is to be of the right type too: whoever sends something else meant something else.
+fn check_ignored(fields: &Fields<'_>) -> Result<()> {
+    for key in IGNORED_TEXTS {
+        fields.string(key)?;
+    }
+    fields.count("max_tool_calls")?;
+    if let Some(options) = fields.fields("stream_options")? {
+        options.bool("include_obfuscation")?;
+    }
+    match fields.string("truncation")? {
+        None | Some("auto" | "disabled") => Ok(()),
+        Some(other) => {
+            let message = format!("must be auto or disabled, got {other:?}");
+            Err(fields.error("truncation", message))
+        }
+    }
 }
 
 fn refuse_what_needs_memory(fields: &Fields<'_>) -> Result<()> {
@@ -90,35 +111,17 @@ fn refuse_what_needs_memory(fields: &Fields<'_>) -> Result<()> {
 
 /// What the answer must look like, and how much to think. What is said later holds.
 fn read_settings(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-    if let Some(text) = fields.fields("text")?
-        && let Some(format) = text.fields("format")?
-    {
-        ask.grammar = response_format(&format, "schema")?;
-        ask.grammar_field = text.path("format");
-    }
-    read_effort(fields, ask)
-}
-
-/// Whether and how much to think.
-fn read_effort(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-    let Some(reasoning) = fields.fields("reasoning")? else { return Ok(()) };
-    match reasoning.string("effort")? {
-        None => {}
-        Some("none" | "minimal") => {
-            ask.thinking = Some(false);
-            ask.template_variables.remove("reasoning_effort");
-        }
-        Some(effort @ ("low" | "medium" | "high" | "xhigh" | "max")) => {
-            ask.thinking = Some(true);
-            ask.template_variables.insert("reasoning_effort".to_owned(), effort.into());
-        }
-        Some(other) => {
-            let message =
-                format!("must be none, minimal, low, medium, high, xhigh or max, got {other:?}");
-            return Err(reasoning.error("effort", message));
+    if let Some(text) = fields.fields("text")? {
+        text.string("verbosity")?;
+        if let Some(format) = text.fields("format")? {
+            ask.grammar = response_format(&format, "schema")?;
+            ask.grammar_field = text.path("format");
         }
     }
-    Ok(())
+    match fields.fields("reasoning")? {
+        Some(reasoning) => effort::read(&reasoning, "effort", ask),
+        None => Ok(()),
+    }
 }
 
 /// What is to be in the response beside the answer.

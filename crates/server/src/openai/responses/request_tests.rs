@@ -320,7 +320,6 @@ fn effort_decides_about_thinking() {
     }
     check(&json!(null), None);
     check(&json!({"summary": "auto"}), None);
-    check(&json!({"effort": "none"}), Some(false));
     check(&json!({"effort": "minimal"}), Some(false));
     check(&json!({"effort": "medium"}), Some(true));
 }
@@ -373,6 +372,11 @@ fn what_is_wrong_is_named() {
         item(json!({"type": "reasoning", "content": [{"type": "reasoning_text"}]})),
         "input[0].content[0].text",
     );
+    check(
+        item(json!({"type": "reasoning", "content": [{"text": "t"}], "summary": [{}]})),
+        "input[0].summary[0].text",
+    );
+    check(item(json!({"type": "reasoning", "encrypted_content": 1})), "input[0].encrypted_content");
     check(json!({"previous_response_id": "resp_1"}), "previous_response_id");
     check(json!({"conversation": "conv_1"}), "conversation");
     check(json!({"prompt": {"id": "pmpt_1"}}), "prompt");
@@ -387,6 +391,17 @@ fn what_is_wrong_is_named() {
     check(json!({"top_logprobs": 21}), "top_logprobs");
     check(json!({"metadata": "x"}), "metadata");
     check(json!({"truncation": 1}), "truncation");
+    check(json!({"truncation": "banana"}), "truncation");
+    check(json!({"max_tool_calls": "x"}), "max_tool_calls");
+    check(json!({"prompt_cache_key": 5}), "prompt_cache_key");
+    check(json!({"safety_identifier": 5}), "safety_identifier");
+    check(json!({"service_tier": 5}), "service_tier");
+    check(json!({"stream_options": 5}), "stream_options");
+    check(
+        json!({"stream_options": {"include_obfuscation": "x"}}),
+        "stream_options.include_obfuscation",
+    );
+    check(json!({"text": {"verbosity": 5}}), "text.verbosity");
     check(json!({"parallel_tool_calls": "x"}), "parallel_tool_calls");
     check(json!({"reasoning": "high"}), "reasoning");
     check(json!({"reasoning": {"effort": "huge"}}), "reasoning.effort");

@@ -1,0 +1,68 @@
+//! How much to think, in the words that clients of chat and of responses share.
+//!
+//! It decides whether the model thinks at all, and templates that know more see the word itself.
+
+use crate::ask::Ask;
+use crate::fields::{Fields, Result};
+
+/// Takes the effort over into the ask. What is said later holds.
+pub(super) fn read(fields: &Fields<'_>, key: &str, ask: &mut Ask) -> Result<()> {
+    match fields.string(key)? {
+        // Some services have a word for the model's own way.
+        None | Some("default") => {}
+        Some("none" | "minimal") => {
+            ask.thinking = Some(false);
+            ask.template_variables.shift_remove("reasoning_effort");
+        }
+        // Who wants effort wants thinking.
+        Some(effort @ ("low" | "medium" | "high" | "xhigh" | "max")) => {
+            ask.thinking = Some(true);
+            ask.template_variables.insert("reasoning_effort".to_owned(), effort.into());
+        }
+        Some(other) => {
+            let message = format!(
+                "must be none, minimal, low, medium, high, xhigh, max or default, got {other:?}"
+            );
+            return Err(fields.error(key, message));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ask::Input;
+    use serde_json::{Value, json};
+
+    fn read_alone(effort: &Value) -> Result<Ask> {
+        let mut ask = Ask::new(Input::Chat(Vec::new()));
+        let body = json!({"effort": effort});
+        read(&Fields::of_body(&body).unwrap(), "effort", &mut ask)?;
+        Ok(ask)
+    }
+
+    #[test]
+    fn effort_decides_about_thinking() {
+        #[track_caller]
+        fn check(effort: &Value, thinking: Option<bool>, variables: &Value) {
+            let ask = read_alone(effort).unwrap();
+            assert_eq!(ask.thinking, thinking);
+            assert_eq!(Value::Object(ask.template_variables), *variables);
+        }
+        check(&json!(null), None, &json!({}));
+        check(&json!("default"), None, &json!({}));
+        check(&json!("none"), Some(false), &json!({}));
+        check(&json!("minimal"), Some(false), &json!({}));
+        for effort in ["low", "medium", "high", "xhigh", "max"] {
+            check(&json!(effort), Some(true), &json!({"reasoning_effort": effort}));
+        }
+    }
+
+    #[test]
+    fn other_words_are_refused() {
+        for effort in [json!("banana"), json!(""), json!("HIGH"), json!(11)] {
+            assert_eq!(read_alone(&effort).unwrap_err().param.as_deref(), Some("effort"));
+        }
+    }
+}
