@@ -2,8 +2,8 @@
 //!
 //! A request is admitted if the pool holds its prompt and the next part of an answer beside those of the others;
 //! the prefix cache counts as free. The line is in rounds: an ask that wants several answers has one of them in each,
-//! and whoever comes stands in the next round, so nobody waits for all answers to another, and who waits is passed by
-//! those of one round at most. The first in line is not overtaken, except while it waits for somebody else to
+//! and whoever comes stands in the next round, so nobody waits for all answers to another; an answer is passed by those
+//! who come before its round begins. The first in line is not overtaken, except while it waits for somebody else to
 //! read what both begin with. When a step runs out of pages, entries of the prefix cache go first, then the
 //! sequences of those that are paused, then those of the youngest: they wait at the head of the line and are read
 //! again.

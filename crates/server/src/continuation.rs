@@ -20,8 +20,9 @@ pub(crate) async fn continued(shared: &Shared, mut ask: Ask, begun: Option<&str>
     let rendered = prepare::prompt(shared, marked(&ask, &mark)).await?.text;
     let text = cut(&rendered, &mark, begun)?.to_owned();
     let dialect = Arc::clone(&shared.model()?.dialect);
-    ask.begun =
-        dialect.reasoning.as_ref().map(|marks| marks.left_by_answer(begun)).unwrap_or_default();
+    let before = text.strip_suffix(begun.trim_start()).unwrap_or_default();
+    let left = dialect.reasoning.as_ref().map(|marks| marks.left_by_answer(before, begun));
+    ask.begun = left.unwrap_or_default();
     // The template has written the beginning-of-text token already.
     let encode = move || dialect.tokenizer.encode(&text, false).map_err(ApiError::from);
     ask.input = Input::Tokens(blocking(encode).await?);

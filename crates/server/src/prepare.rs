@@ -234,7 +234,7 @@ fn prompt_of(
                 let message = "this model has no chat template: use /v1/completions";
                 return Err(ApiError::bad_request("no_chat_template", message));
             }
-            // No template writes a message without a token; rendering takes a while for each.
+            // Nearly every template writes some tokens for a message; rendering takes a while for each.
             if messages.len() > most {
                 return Err(context_exceeded(messages.len() + 1, context));
             }

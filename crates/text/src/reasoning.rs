@@ -55,9 +55,11 @@ impl ReasoningMarkers {
         self.left(is_open, prompt)
     }
 
-    /// How an answer that has begun leaves it.
-    pub fn left_by_answer(&self, begun: &str) -> Thinking {
-        let mut splitter = ReasoningSplitter::new(self, Thinking::Closed);
+    /// How an answer that has begun leaves it, behind a prompt: some templates open it in front of every answer.
+    pub fn left_by_answer(&self, prompt: &str, begun: &str) -> Thinking {
+        let is_open = prompt.trim_end().ends_with(&self.open);
+        let start = if is_open { Thinking::JustOpened } else { Thinking::Closed };
+        let mut splitter = ReasoningSplitter::new(self, start);
         splitter.push(begun);
         self.left(splitter.is_reasoning(), begun)
     }
@@ -85,29 +87,36 @@ impl ReasoningMarkers {
     }
 
     fn is_in(&self, value: &Value) -> bool {
+        let has = |text: &str| text.contains(&self.open) || text.contains(&self.close);
         match value {
-            Value::String(text) => {
-                text.contains(self.open.as_str()) || text.contains(self.close.as_str())
-            }
+            Value::String(text) => has(text),
             Value::Array(items) => items.iter().any(|item| self.is_in(item)),
-            Value::Object(map) => map.values().any(|item| self.is_in(item)),
+            Value::Object(map) => map.iter().any(|(key, item)| has(key) || self.is_in(item)),
             Value::Null | Value::Bool(_) | Value::Number(_) => false,
         }
     }
 
-    /// Takes the first character from every mark.
     fn break_in(&self, value: &mut Value) {
         match value {
-            Value::String(text) => {
-                for mark in [&self.open, &self.close] {
-                    let first = mark.chars().next().map_or(0, char::len_utf8);
-                    *text = text.replace(mark.as_str(), &mark[first..]);
-                }
-            }
+            Value::String(text) => *text = self.broken(text),
             Value::Array(items) => items.iter_mut().for_each(|item| self.break_in(item)),
-            Value::Object(map) => map.values_mut().for_each(|item| self.break_in(item)),
+            Value::Object(map) => {
+                let broken = std::mem::take(map).into_iter().map(|(key, mut item)| {
+                    self.break_in(&mut item);
+                    (self.broken(&key), item)
+                });
+                *map = broken.collect();
+            }
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
+    }
+
+    /// Marks with a space behind their first character: no mark has one, so none can come of it.
+    fn broken(&self, text: &str) -> String {
+        [&self.open, &self.close].into_iter().fold(text.to_owned(), |text, mark| {
+            let first = mark.chars().next().map_or(0, char::len_utf8);
+            text.replace(mark.as_str(), &format!("{} {}", &mark[..first], &mark[first..]))
+        })
     }
 }
 
@@ -294,13 +303,16 @@ mod tests {
     fn an_answer_that_has_begun_thinks_only_if_it_began_so() {
         #[track_caller]
         fn check(begun: &str, expect: Thinking) {
-            assert_eq!(marks().left_by_answer(begun), expect, "{begun:?}");
+            assert_eq!(marks().left_by_answer("What is <think>?\nA:", begun), expect, "{begun:?}");
         }
         check("", Thinking::Closed);
         check("The tag <think> is", Thinking::Closed);
         check(" <think>\n", Thinking::JustOpened);
         check("<think>so", Thinking::Open);
         check("<think>so</think>The tag <think> is", Thinking::Closed);
+        let opened = |begun: &str| marks().left_by_answer("A:\n<think>\n", begun);
+        assert_eq!(opened("so"), Thinking::Open);
+        assert_eq!(opened("so</think>yes"), Thinking::Closed);
     }
 
     #[test]
@@ -314,8 +326,15 @@ mod tests {
         request.tools.push(tool("</think>"));
         let broken = marks().broken_in(&request).unwrap();
         assert_eq!(broken.messages[0], request.messages[0]);
-        assert_eq!(broken.messages[1]["content"][0]["text"], "athink>b/think>think>");
-        assert_eq!(broken.tools, [tool("think"), tool("/think>")]);
+        assert_eq!(broken.messages[1]["content"][0]["text"], "a< think>b< /think>< think>");
+        assert_eq!(broken.tools, [tool("think"), tool("< /think>")]);
+        // What is left is no mark, and names of members count.
+        let hidden = [
+            user(json!("<<think>")),
+            json!({"role": "user", "arguments": {"<think>": "<</think>"}}),
+        ];
+        let broken = marks().broken_in(&ChatRequest::new(hidden)).unwrap();
+        assert!(marks().broken_in(&broken).is_none(), "{broken:?}");
     }
 
     proptest! {

@@ -382,10 +382,11 @@ fn read_thinking(fields: &Fields<'_>) -> Result<bool> {
 fn read_display(fields: &Fields<'_>) -> Result<bool> {
     let Some(thinking) = fields.fields("thinking")? else { return Ok(true) };
     match thinking.string("display")? {
-        None | Some("summarized") => Ok(true),
+        None | Some("summarized" | "updates") => Ok(true),
         Some("omitted") => Ok(false),
         Some(other) => {
-            let message = format!("expected \"summarized\" or \"omitted\", got {other:?}");
+            let message =
+                format!("expected \"summarized\", \"updates\" or \"omitted\", got {other:?}");
             Err(thinking.error("display", message))
         }
     }

@@ -294,6 +294,7 @@ fn thinking_is_shown_unless_it_is_not_wanted() {
         check(&json!({"type": kind}), true);
         check(&json!({"type": kind, "display": null}), true);
         check(&json!({"type": kind, "display": "summarized"}), true);
+        check(&json!({"type": kind, "display": "updates"}), true);
         check(&json!({"type": kind, "display": "omitted"}), false);
     }
 }

@@ -210,10 +210,8 @@ fn think(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
         Some(Value::String(level))
             if ["low", "medium", "high", "max"].contains(&level.as_str()) =>
         {
-            // Templates know three levels.
-            let level = if level == "max" { "high" } else { level };
             ask.thinking = Some(true);
-            ask.template_variables.insert("reasoning_effort".to_owned(), level.into());
+            ask.template_variables.insert("reasoning_effort".to_owned(), level.as_str().into());
         }
         Some(Value::String(level)) => {
             let message = format!("must be true, false, low, medium, high or max, got {level:?}");

@@ -175,10 +175,10 @@ fn a_time_to_keep_the_model_is_a_number_or_a_duration() {
 }
 
 #[test]
-fn the_most_thinking_is_the_most_that_templates_know() {
+fn levels_of_thinking_reach_the_template() {
     let ask = read(generate, &json!({"prompt": "x", "think": "max"})).unwrap().ask.unwrap();
     assert_eq!(ask.thinking, Some(true));
-    assert_eq!(ask.template_variables["reasoning_effort"], "high");
+    assert_eq!(ask.template_variables["reasoning_effort"], "max");
 }
 
 #[test]

@@ -21,7 +21,8 @@ pub(super) fn read(fields: &Fields<'_>, key: &str, ask: &mut Ask) -> Result<()> 
         }
         Some(other) => {
             let message = format!(
-                "must be none, minimal, low, medium, high, xhigh, max or default, got {other:?}"
+                "must be none, minimal, low, medium, high, xhigh, max or default, got {other:?}; \
+                 words that only a template knows go into chat_template_kwargs"
             );
             return Err(fields.error(key, message));
         }

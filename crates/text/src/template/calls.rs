@@ -30,7 +30,8 @@ pub(super) struct Abilities {
     null: bool,
     /// Beside `content: ""` they are.
     empty: bool,
-    /// Beside words they are not, but behind them, in a message of their own (DeepSeek R1's distillates).
+    /// Beside words they are not, but behind them, in a message of their own, time and again (DeepSeek R1's distillates).
+    /// Mistral's templates take words for a turn, of which there may not be two: they drop words beside calls.
     words_apart: bool,
     /// Ids have nine letters and digits, or the template refuses them (Mistral).
     short_ids: bool,
@@ -45,10 +46,15 @@ pub(super) struct Abilities {
 impl Abilities {
     /// `content` is how the template wants words.
     pub(super) fn probe(template: &ChatTemplate, content: impl Fn(&str) -> Value) -> Self {
+        let user = || json!({"role": "user", "content": content("q")});
+        // Calls come where there are tools, and some models have a template of their own for that.
+        let function = json!({"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}});
+        let tool = template.has_tool_use.then(|| json!({"type": "function", "function": function}));
         let shows = |turn: Vec<Value>, words: &[&str]| {
-            let user = json!({"role": "user", "content": content("q")});
-            let messages = std::iter::once(user).chain(turn);
-            let shown = template.render_exact(&ChatRequest::new(messages)).unwrap_or_default();
+            let messages = std::iter::once(user()).chain(turn);
+            let tools = tool.iter().cloned().collect();
+            let request = ChatRequest { tools, ..ChatRequest::new(messages) };
+            let shown = template.render_exact(&request).unwrap_or_default();
             words.iter().all(|word| shown.contains(word)) && !shown.contains("None")
         };
         let call = |id: &str, name: &str, arguments: &Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
@@ -83,9 +89,15 @@ impl Abilities {
         };
 
         let said = turn(&content(SAID), vec![one("abcdef123")]);
+        let words = || json!({"role": "assistant", "content": content(SAID)});
+        // As an agent goes on: one call after another, an answer, another question.
         let words_before = || {
-            let words = json!({"role": "assistant", "content": content(SAID)});
-            std::iter::once(words).chain(alone("abcdef123")).collect::<Vec<_>>()
+            let mut turns = vec![words()];
+            turns.extend(alone("abcdef123"));
+            turns.extend([result("abcdef123", CALL), words()]);
+            turns.push(turn(&silence, vec![call("abcdef124", OTHER, &arguments)]));
+            turns.extend([result("abcdef124", OTHER), words(), user()]);
+            turns
         };
         let thought = |key: &str, content: &Value, thought: &str| {
             let mut turn = turn(content, vec![one("abcdef123")]);
@@ -226,13 +238,16 @@ fn words(content: &Value) -> Option<String> {
     }
 }
 
-/// The results of each call: those that name it, or if one names none of them, in their order.
+/// The results of each call: those that name it, or if that tells them apart for not all of them, in their order.
 fn results_by_call(calls: &[Value], results: Vec<Value>) -> Vec<Vec<Value>> {
     let named = |result: &Value| {
         let id = &result["tool_call_id"];
         calls.iter().position(|call| !id.is_null() && call["id"] == *id)
     };
-    let by_name = results.iter().all(|result| named(result).is_some());
+    let is_new =
+        |(index, call): (usize, &Value)| calls[..index].iter().all(|c| c["id"] != call["id"]);
+    let by_name = calls.iter().enumerate().all(is_new)
+        && results.iter().all(|result| named(result).is_some());
     let mut of_calls = vec![Vec::new(); calls.len()];
     for (index, result) in results.into_iter().enumerate() {
         let call = named(&result).filter(|_| by_name).unwrap_or(index.min(calls.len() - 1));
@@ -326,6 +341,9 @@ mod tests {
         assert_eq!(by_call(&["x"]), [1, 0]);
         assert_eq!(by_call(&["x", "1", "2"]), [1, 2]);
         assert_eq!(by_call(&[]), [0, 0]);
+        let (calls, results) =
+            ([json!({"id": "0"}), json!({"id": "0"})], [result("0"), result("0")]);
+        assert!(results_by_call(&calls, results.into()).iter().all(|results| results.len() == 1));
     }
 
     #[test]
