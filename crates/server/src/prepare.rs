@@ -234,9 +234,11 @@ fn prompt_of(
                 let message = "this model has no chat template: use /v1/completions";
                 return Err(ApiError::bad_request("no_chat_template", message));
             }
-            // Nearly every template writes some tokens for a message; rendering takes a while for each.
-            if messages.len() > most {
-                return Err(context_exceeded(messages.len() + 1, context));
+            // Nearly every template writes some tokens for a message and for a call; rendering takes a while for each.
+            let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+            let turns: usize = messages.iter().map(|message| 1 + calls(message)).sum();
+            if turns > most {
+                return Err(context_exceeded(turns + 1, context));
             }
             let mut chat = ChatRequest::new(with_results_in_order(messages));
             if ask.tool_choice != Choice::None {

@@ -5,6 +5,8 @@
 //! with words to look for, and only a form that was seen to be shown replaces another. What was said, thought and
 //! called is never dropped here.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 
 use crate::{ChatRequest, ChatTemplate};
@@ -61,11 +63,11 @@ impl Abilities {
         let result = |id: &str, name: &str| json!({"role": "tool", "tool_call_id": id, "name": name, "content": content("r")});
         let turn = |content: &Value, calls: Vec<Value>| json!({"role": "assistant", "content": content, "tool_calls": calls});
 
-        let (object, text, empty) = (json!({"x": 1}), json!("{\"x\": 1}"), json!(""));
+        let (object, text) = (json!({"x": 1}), json!("{\"x\": 1}"));
         let takes = |arguments: &Value, content: &Value| {
             shows(vec![turn(content, vec![call("abcdef123", CALL, arguments)])], &[CALL])
         };
-        let takes_objects = takes(&object, &Value::Null) || takes(&object, &empty);
+        let takes_objects = takes(&object, &Value::Null) || takes(&object, &json!(""));
         let arguments_as_text = !takes_objects && takes(&text, &Value::Null);
         let arguments = if arguments_as_text { text } else { object };
         let null = takes(&arguments, &Value::Null);
@@ -117,7 +119,8 @@ impl Abilities {
             arguments_as_text,
             null,
             empty,
-            words_apart: !shows(vec![said], &[CALL, SAID]) && shows(words_before(), &[CALL, SAID]),
+            words_apart: !shows(vec![said], &[CALL, SAID])
+                && shows(words_before(), &[CALL, OTHER, SAID]),
             short_ids: !shows(alone(long), &[CALL]) && shows(alone("abcdef123"), &[CALL]),
             single: !shows_two && shows(apart(), &both),
             thinking,
@@ -240,14 +243,12 @@ fn words(content: &Value) -> Option<String> {
 
 /// The results of each call: those that name it, or if that tells them apart for not all of them, in their order.
 fn results_by_call(calls: &[Value], results: Vec<Value>) -> Vec<Vec<Value>> {
-    let named = |result: &Value| {
-        let id = &result["tool_call_id"];
-        calls.iter().position(|call| !id.is_null() && call["id"] == *id)
-    };
-    let is_new =
-        |(index, call): (usize, &Value)| calls[..index].iter().all(|c| c["id"] != call["id"]);
-    let by_name = calls.iter().enumerate().all(is_new)
-        && results.iter().all(|result| named(result).is_some());
+    let ids =
+        calls.iter().enumerate().filter_map(|(index, call)| Some((call["id"].as_str()?, index)));
+    let places: HashMap<&str, usize> = ids.collect();
+    let named = |result: &Value| places.get(result["tool_call_id"].as_str()?).copied();
+    let by_name =
+        places.len() == calls.len() && results.iter().all(|result| named(result).is_some());
     let mut of_calls = vec![Vec::new(); calls.len()];
     for (index, result) in results.into_iter().enumerate() {
         let call = named(&result).filter(|_| by_name).unwrap_or(index.min(calls.len() - 1));

@@ -31,11 +31,15 @@ fn prompts_far_beyond_the_context_are_refused_within_the_memory() {
     let context = "maximum context length is";
     let long = long_text();
     let messages = vec![json!({"role": "user", "content": "a"}); 100_000];
+    let call = |id: usize| json!({"id": id.to_string(), "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let calls: Vec<Value> = (0..50_000).map(call).collect();
+    let calling = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": calls}]);
     for (path, body) in [
         (CHAT, chat_of(&long)),
         (CHAT, chat_of(&"a".repeat(8_000_000))),
         (CHAT, chat_of(&"e\u{301}世".repeat(1_000_000))),
         (CHAT, chat_with("messages", messages.into())),
+        (CHAT, chat_with("messages", calling)),
         ("/v1/completions", json!({"prompt": long})),
         ("/v1/completions", json!({"prompt": vec![5; 200_000]})),
         (
