@@ -89,6 +89,11 @@ impl Facts {
     }
 }
 
+/// What this computer is called on its network.
+pub fn host_name() -> Option<String> {
+    system::host_name().filter(|name| !name.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

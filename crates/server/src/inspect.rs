@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 pub use numbers::page as metrics_page;
 pub(crate) use tokens::{apply_template, detokenize, tokenize};
 
-use crate::app::may_see_all;
+use crate::guard::may_see_all;
 use crate::live::plan_json;
 use crate::model::Model;
 use crate::shared::Shared;

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod account;
 mod answers;
 mod app;
 mod ask;
@@ -19,6 +20,8 @@ mod conversation;
 mod desk;
 mod error;
 mod fields;
+mod guard;
+mod hosts;
 mod metrics;
 mod model;
 mod options;

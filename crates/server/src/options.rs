@@ -11,7 +11,11 @@ pub struct Options {
     pub port: u16,
     /// Keys of which every request must show one; none means no key is needed.
     pub api_keys: Vec<String>,
-    /// Origins whose pages may use the server, such as `https://chat.example`; `*` is all.
+    /// Names that requests may reach the server by, besides addresses and this computer's own: `chat.example`,
+    /// `*.chat.example`; `*` is all.
+    pub allowed_hosts: Vec<String>,
+    /// Origins whose pages may use the server, such as `https://chat.example`, besides its own and those on this computer;
+    /// `*` is all.
     pub allowed_origins: Vec<String>,
     /// Answers that may wait beside those being written.
     pub queue: usize,
@@ -37,6 +41,7 @@ impl Default for Options {
             host: "127.0.0.1".to_owned(),
             port: 8080,
             api_keys: Vec::new(),
+            allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             queue: 256,
             body_bytes: 32 << 20,

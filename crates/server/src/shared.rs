@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Options;
 use crate::error::ApiError;
+use crate::hosts::Hosts;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::model::Model;
@@ -15,6 +16,7 @@ use crate::model::Model;
 /// State of a server.
 pub(crate) struct Shared {
     pub(crate) options: Options,
+    pub(crate) hosts: Hosts,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) started: Instant,
     pub(crate) live: Live,
@@ -26,8 +28,10 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(options: Options) -> Shared {
+        let hosts = Hosts::new(&options, machine::facts::host_name().as_deref());
         Shared {
             options,
+            hosts,
             metrics: Arc::new(Metrics::default()),
             started: Instant::now(),
             live: Live::default(),

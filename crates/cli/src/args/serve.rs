@@ -54,6 +54,11 @@ pub(crate) struct ServiceArgs {
     )]
     pub(crate) api_key: Vec<String>,
 
+    /// Name that requests may reach the server by, such as `chat.example` or `*.chat.example`; may be given several times
+    #[arg(long, value_name = "NAME", env = "MILLSTREAM_ALLOW_HOST", value_delimiter = ',',
+          value_parser = host_name)]
+    pub(crate) allow_host: Vec<String>,
+
     /// Origin whose web pages may use the server, such as `https://chat.example`; may be given several times
     #[arg(long, value_name = "ORIGIN", env = "MILLSTREAM_ALLOW_ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<String>,
@@ -62,7 +67,7 @@ pub(crate) struct ServiceArgs {
     #[arg(long, value_name = "SIZE", default_value = "32M", env = "MILLSTREAM_BODY_LIMIT")]
     pub(crate) body_limit: Size,
 
-    /// Seconds a client may take to send a request
+    /// Seconds a client may take to send a request, and to read on in an answer that waits for it
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "MILLSTREAM_PATIENCE",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) patience: u64,
@@ -74,6 +79,20 @@ pub(crate) struct ServiceArgs {
     /// Serve no web page
     #[arg(long, env = "MILLSTREAM_NO_PAGE", value_parser = BoolishValueParser::new())]
     pub(crate) no_page: bool,
+}
+
+/// A name as requests have it in `Host`, with a star in the place of its first parts or alone.
+fn host_name(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    let plain = name.strip_prefix("*.").unwrap_or(name);
+    let is_name = !plain.is_empty()
+        && plain.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    match name == "*" || is_name {
+        true => Ok(name.to_owned()),
+        false => Err("expected a name without scheme, port and path, such as chat.example, \
+                      *.chat.example or *"
+            .to_owned()),
+    }
 }
 
 const SERVE_HELP: &str = "\

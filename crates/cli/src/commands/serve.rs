@@ -106,6 +106,7 @@ fn options(service: &ServiceArgs) -> Options {
         host: service.host.clone(),
         port: service.port,
         api_keys: service.api_key.clone(),
+        allowed_hosts: service.allow_host.clone(),
         allowed_origins: service.allow_origin.clone(),
         queue: service.queue,
         body_bytes: usize::try_from(service.body_limit.0).unwrap_or(usize::MAX),

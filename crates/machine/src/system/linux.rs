@@ -61,6 +61,22 @@ pub(crate) fn open_file_limit() -> Option<u64> {
     Some(limit.current.unwrap_or(u64::MAX))
 }
 
+pub(crate) fn set_open_file_limit(count: u64) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = rustix::process::Rlimit { current: Some(count), ..getrlimit(Resource::Nofile) };
+    // What the system refuses is seen by asking again.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+pub(crate) fn most_open_files() -> Option<u64> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    Some(limit.maximum.unwrap_or(u64::MAX))
+}
+
+pub(crate) fn host_name() -> Option<String> {
+    Some(rustix::system::uname().nodename().to_string_lossy().into_owned())
+}
+
 /// The turn that a thread asks for: the shortest the kernel grants.
 const SHORT_TURN_NS: u64 = 100_000;
 

@@ -44,6 +44,16 @@ pub(crate) fn open_file_limit() -> Option<u64> {
     None
 }
 
+pub(crate) fn set_open_file_limit(_count: u64) {}
+
+pub(crate) fn most_open_files() -> Option<u64> {
+    None
+}
+
+pub(crate) fn host_name() -> Option<String> {
+    None
+}
+
 pub(crate) fn wake_promptly() {}
 
 pub(crate) fn forget_cached(_file: &File) -> std::io::Result<()> {

@@ -168,6 +168,16 @@ pub(crate) fn open_file_limit() -> Option<u64> {
     None
 }
 
+pub(crate) fn set_open_file_limit(_count: u64) {}
+
+pub(crate) fn most_open_files() -> Option<u64> {
+    None
+}
+
+pub(crate) fn host_name() -> Option<String> {
+    std::env::var("COMPUTERNAME").ok()
+}
+
 pub(crate) fn wake_promptly() {}
 
 /// There is no such call.
