@@ -25,11 +25,11 @@ pub struct Options {
     pub drain: Duration,
     /// Whether the web page is served.
     pub page: bool,
-    /// Connections at once.
+    /// Connections at once; three quarters of them may have a request, and half of those may come from one address.
     pub connections: usize,
-    /// How long a client may take to send the headers, and then the body, of a request.
+    /// How long a client may take to send the headers, and then the body, of a request; how long that may wait for a seat.
     pub patience: Duration,
-    /// How long a client may leave an answer unread before it is given up.
+    /// How long a client may read next to nothing of what waits to be written.
     pub unread: Duration,
     /// How often a silent stream says that it is alive.
     pub keep_alive: Duration,
@@ -49,7 +49,7 @@ impl Default for Options {
             page: true,
             connections: 1024,
             patience: Duration::from_secs(30),
-            unread: Duration::from_secs(600),
+            unread: Duration::from_secs(30),
             keep_alive: Duration::from_secs(5),
         }
     }

@@ -3,6 +3,7 @@
 //! Connections are served by a small runtime of their own; the engine steps on the thread that calls
 //! [`Server::run`]. A signal to end lets requests under way finish until a deadline; a second one ends at once.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,14 +12,15 @@ use engine::{Dialect, Engine, Grammars, Plan};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
+use crate::connection::Requests;
 use crate::desk;
 use crate::live::Feed;
 use crate::model::{Facts, Model, Pulse};
+use crate::seats::Seats;
 use crate::shared::Shared;
 use crate::socket::Socket;
 use crate::{Options, app};
@@ -32,6 +34,10 @@ const HEAD_BYTES: usize = 64 << 10;
 const SEND_BYTES: u32 = 64 << 10;
 /// Connections that the system may keep before they are taken.
 const BACKLOG: u32 = 1024;
+/// Files that a model, its reads and the program itself have open besides connections.
+const FILES: u64 = 512;
+/// How long the server rests where the system has no file left for a connection.
+const NO_FILES: Duration = Duration::from_millis(50);
 /// How long connections may take to close once all answers are given.
 const CLOSING: Duration = Duration::from_secs(2);
 
@@ -107,9 +113,10 @@ impl Server {
             listen(&options.host, options.port).map_err(failed)?
         };
         let address = listener.local_addr().map_err(failed)?;
+        let connections = granted(options.connections);
         let shared = Arc::new(Shared::new(options));
         let (closing, until) = watch::channel(false);
-        let served = runtime.spawn(serve(listener, Arc::clone(&shared), until));
+        let served = runtime.spawn(serve(listener, Arc::clone(&shared), connections, until));
         Ok(Server { runtime, shared, address, closing, served })
     }
 
@@ -212,10 +219,30 @@ fn listen(host: &str, port: u16) -> std::io::Result<TcpListener> {
     Err(last)
 }
 
+/// As many connections as are wanted, if the system lets the program have so many open.
+fn granted(connections: usize) -> usize {
+    let wanted = connections as u64 + FILES;
+    match machine::files::ask_for(wanted) {
+        Some(files) if files < wanted => {
+            let fewer = files.saturating_sub(FILES).max(files / 4);
+            tracing::warn!(
+                "the system lets a program open {files} files: there can be {fewer} connections at once, not {connections}"
+            );
+            usize::try_from(fewer).unwrap_or(connections)
+        }
+        _ => connections,
+    }
+}
+
 /// Takes connections until told to close, then waits for those that are open.
-async fn serve(listener: TcpListener, shared: Arc<Shared>, mut closing: watch::Receiver<bool>) {
+async fn serve(
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    connections: usize,
+    mut closing: watch::Receiver<bool>,
+) {
     let router = app::router(Arc::clone(&shared));
-    let seats = Arc::new(Semaphore::new(shared.options.connections));
+    let seats = Seats::new(connections);
     let graceful = GracefulShutdown::new();
     let mut builder = http1::Builder::new();
     builder
@@ -223,34 +250,37 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>, mut closing: watch::R
         .header_read_timeout(shared.options.patience)
         .max_buf_size(HEAD_BYTES);
     loop {
-        let seat = Arc::clone(&seats);
         let accepted = tokio::select! {
             _ = closing.wait_for(|&closing| closing) => break,
-            accepted = async {
-                // More than enough connections wait in the system's queue.
-                let seat = seat.acquire_owned().await;
-                (seat, listener.accept().await)
-            } => accepted,
+            accepted = listener.accept() => accepted,
         };
-        let (seat, (stream, _)) = match accepted {
-            (Ok(seat), Ok(connection)) => (seat, connection),
-            (_, Err(error)) => {
-                // Out of files, most likely: others have to close first.
-                tracing::warn!("cannot take a connection: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+        let (stream, address) = match accepted {
+            Ok(connection) => connection,
+            // Its client has gone again.
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+            Err(error) => {
+                // Out of files, most likely.
+                tracing::debug!("cannot take a connection: {error}");
+                seats.make_room();
+                tokio::time::sleep(NO_FILES).await;
                 continue;
             }
-            (Err(_), _) => break,
         };
+        let Some(opened) = seats.open(address.ip()) else { continue };
         // Tokens are small and should not wait for one another.
         let _ = stream.set_nodelay(true);
-        let socket = Socket::new(stream, shared.options.unread);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = graceful.watch(builder.serve_connection(TokioIo::new(socket), service));
+        let options = &shared.options;
+        let requests = Requests::new(router.clone(), opened.0.clone(), options.patience);
+        let metrics = Arc::clone(&shared.metrics);
+        let socket = Socket::new(stream, opened.0.clone(), metrics, options.unread);
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(socket), requests));
         tokio::spawn(async move {
-            // Clients that vanish are none of our errors.
-            let _ = connection.await;
-            drop(seat);
+            tokio::select! {
+                // Clients that vanish are none of our errors.
+                _ = connection => {}
+                () = opened.0.given_up() => {}
+            }
+            drop(opened);
         });
     }
     drop(listener);

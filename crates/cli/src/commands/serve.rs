@@ -110,11 +110,23 @@ fn options(service: &ServiceArgs) -> Options {
         allowed_origins: service.allow_origin.clone(),
         queue: service.queue,
         body_bytes: usize::try_from(service.body_limit.0).unwrap_or(usize::MAX),
+        connections: connections(service),
         patience: Duration::from_secs(service.patience),
+        unread: Duration::from_secs(service.patience),
         drain: Duration::from_secs(service.drain),
         page: !service.no_page,
         ..Options::default()
     }
+}
+
+/// One address, a reverse proxy's for one, can have all answers that may be written and wait, half as much again, and no more
+/// than half of the seats for requests.
+fn connections(service: &ServiceArgs) -> usize {
+    service
+        .queue
+        .saturating_add(service.parallel)
+        .saturating_mul(4)
+        .max(Options::default().connections)
 }
 
 /// What a client types: nobody connects to "every address".

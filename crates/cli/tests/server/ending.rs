@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 /// A stream whose first event is there.
 #[track_caller]
-fn begin(served: &Served, body: &Value) -> Events {
+pub(crate) fn begin(served: &Served, body: &Value) -> Events {
     let mut stream = served.connect();
     stream
         .write_all(&http::post("/v1/chat/completions", &[], body.to_string().as_bytes()))

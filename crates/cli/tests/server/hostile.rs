@@ -6,7 +6,9 @@
 mod bodies;
 mod dialects;
 mod fields;
+mod names;
 mod prompts;
+mod refusals;
 mod schemas;
 mod wire;
 

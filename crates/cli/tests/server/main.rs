@@ -10,6 +10,7 @@
 
 mod browser;
 mod clients;
+mod connections;
 mod ending;
 mod hostile;
 mod http;
