@@ -116,9 +116,9 @@ fn check_origin(shared: &Shared, request: &Request) -> Result<Option<HeaderValue
     let headers = request.headers();
     // What the machine does, and for how long, is for the own page: any other could read from it what is asked.
     let is_private = request.uri().path() == "/live";
-    let refused = |who: &str| {
-        let who: String = who.chars().take(200).collect();
-        let message = format!("pages of {who} may not use this; --allow-origin lets them");
+    let refused = |origin: &str| {
+        let origin: String = origin.chars().take(200).collect();
+        let message = format!("pages of {origin} may not use this; --allow-origin lets them");
         Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message))
     };
     let Some(origin) = headers.get(header::ORIGIN) else {

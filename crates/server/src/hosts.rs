@@ -2,7 +2,7 @@
 //!
 //! A page can have its own name point to any address ("DNS rebinding"): the browser then takes this server for a part of
 //! that page, and tells in `Host` only by which name it was reached. So a name has to be known, wherever the server
-//! listens. What cannot be rebound is let through: addresses, and names that nobody can register.
+//! listens. What cannot be rebound is let through: addresses, and names that cannot be registered.
 
 use std::net::IpAddr;
 
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_anybody_can_register_are_not_known() {
+    fn names_that_can_be_registered_are_not_known() {
         #[track_caller]
         fn check(name: &str, expect: bool) {
             for listen in ["127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "192.168.0.7"] {

@@ -1,4 +1,4 @@
-//! Answers to what is not a request: the HTTP library refuses it with a bare status, which clients cannot show anybody.
+//! Answers to what is not a request: the HTTP library refuses it with a bare status, which tells a client nothing.
 //!
 //! Its answer gets the body that other errors have, in the dialect of the path as far as the path can be told.
 

@@ -19,7 +19,7 @@ use crate::error::ApiError;
 
 /// Connections that may be open, however few files the system grants.
 const LEAST_OPEN: usize = 16;
-/// A client may be slow for so long, whoever waits for its seat: a lost packet is sent again within it.
+/// A client may be slow for so long although its seat is wanted: a lost packet is sent again within it.
 const GRACE: Duration = Duration::from_secs(2);
 /// Bytes a second that keep a seat from others.
 const PACE: f64 = 4096.0;
@@ -75,7 +75,7 @@ impl Phase {
         matches!(self, Phase::Receiving | Phase::Answering | Phase::Finishing)
     }
 
-    /// Whether closing it costs nobody an answer that is being made.
+    /// Whether it can be closed without the loss of an answer that is being made.
     fn is_idle(self) -> bool {
         matches!(self, Phase::Idle | Phase::Brief | Phase::Closing)
     }
@@ -146,7 +146,7 @@ enum Taken {
     Seat,
     /// There is none now.
     Wait,
-    /// Others wait that came later, and no more may.
+    /// As many wait as may, and all of them came later.
     TurnedAway,
 }
 
@@ -207,7 +207,7 @@ impl Seats {
         }
         if phase != Phase::Waiting {
             table.tell(now, "all seats for requests are taken: slow clients give way");
-            // Clients give up in time: who came last is the likeliest to be still there.
+            // Clients give up in time: the newest is the likeliest to be still there.
             let is_waiting = |entry: &Entry| entry.phase == Phase::Waiting;
             if table.count(|entry| is_waiting(entry) && entry.peer == peer) >= limits.waiting_each {
                 table.turn_away(|entry| is_waiting(entry) && entry.peer == peer);
@@ -280,7 +280,8 @@ impl Table {
     }
 }
 
-/// Whose share a connection counts for. One subscriber has 64 bits of addresses in version 6, and this computer many.
+/// The address whose share a connection counts for. One subscriber has 64 bits of addresses in version 6, and this computer
+/// has many.
 fn peer_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),

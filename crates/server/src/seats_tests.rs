@@ -1,4 +1,4 @@
-//! Who has a seat, who waits, and who gives way.
+//! Connections that have a seat, wait for one, and give theirs up.
 
 use super::*;
 

@@ -67,7 +67,7 @@ pub(crate) struct ServiceArgs {
     #[arg(long, value_name = "SIZE", default_value = "32M", env = "MILLSTREAM_BODY_LIMIT")]
     pub(crate) body_limit: Size,
 
-    /// Seconds a client may take to send a request, and to read on in an answer that waits for it
+    /// Seconds a client may take to send a request, or read nothing of an answer that waits for it
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "MILLSTREAM_PATIENCE",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) patience: u64,

@@ -95,17 +95,17 @@ fn check_pipelines(path: &str) {
 }
 
 #[test]
-fn pipelines_that_are_not_read_keep_nobody_out() {
+fn pipelines_that_are_not_read_do_not_keep_others_out() {
     check_pipelines("/app.js");
 }
 
 #[test]
-fn neither_do_those_that_ask_how_it_is_doing() {
+fn neither_do_pipelines_of_metrics() {
     check_pipelines("/metrics");
 }
 
 #[test]
-fn bodies_that_do_not_come_keep_nobody_out() {
+fn bodies_that_do_not_come_do_not_keep_others_out() {
     if !can_open_many() {
         return;
     }

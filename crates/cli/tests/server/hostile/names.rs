@@ -118,7 +118,8 @@ fn pages_on_this_computer_may_use_the_interface_and_others_may_not() {
             "vscode-webview://0abc",
             "https://chat.example",
         ] {
-            let reply = served.send(&http::get("/v1/models", &[KEY, ("origin", origin)]));
+            let headers = [KEY, ("host", "127.0.0.1"), ("origin", origin)];
+            let reply = served.send(&http::get("/v1/models", &headers));
             let allowed = reply.header("access-control-allow-origin");
             assert_eq!((reply.status, allowed), (200, Some(origin)), "{origin} at {about}");
             assert!(reply.header("vary").unwrap().contains("Origin"));
@@ -192,4 +193,19 @@ fn the_stream_of_the_page_is_for_the_page_alone() {
             assert_eq!(reply.status, expect, "{header:?} at {about}");
         }
     });
+}
+
+#[test]
+fn what_is_no_name_cannot_be_allowed() {
+    for wrong in
+        ["https://chat.example", "chat.example:443", "chat.example/v1", "a*.example", "*.", ""]
+    {
+        let serve = std::process::Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .args(["serve", "--port", "0", "--allow-host", wrong])
+            .output()
+            .unwrap();
+        assert_eq!(serve.status.code(), Some(2), "{wrong:?}");
+        let said = String::from_utf8_lossy(&serve.stderr);
+        assert!(said.contains("chat.example"), "{said}");
+    }
 }

@@ -56,7 +56,9 @@ fn a_head_that_is_wrong_is_refused_in_the_shape_of_its_path() {
     for path in PATHS {
         for (fields, expect) in cases {
             let head = http::head("POST", path, &[]) + fields + "\r\nhello!";
-            check_error(path, served.send(head.as_bytes()), 400, expect, fields);
+            check_error(path, served.send(head.as_bytes()), 400, "", fields);
+            let text = served.send(head.as_bytes()).text();
+            assert!(text.contains(expect), "{text} to {fields:?}");
         }
         // The second request of a connection, too.
         let mut stream = served.connect();
