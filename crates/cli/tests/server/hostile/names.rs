@@ -125,6 +125,7 @@ fn pages_on_this_computer_may_use_the_interface_and_others_may_not() {
             assert!(reply.header("vary").unwrap().contains("Origin"));
             // Browsers show no key when they ask whether they may.
             let asking = [
+                ("host", "127.0.0.1"),
                 ("origin", origin),
                 ("access-control-request-method", "POST"),
                 ("access-control-request-headers", "authorization,content-type"),
