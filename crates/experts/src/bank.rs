@@ -154,7 +154,7 @@ impl StreamedBank {
                 }
             })
         };
-        let reader = Reader::start(Arc::clone(&device), options.method, done)?;
+        let reader = Reader::start_or_by_threads(Arc::clone(&device), options.method, done)?;
         let tally = Tally::new(sizes.iter().map(|size| size.map_or(0, |size| size.experts)));
         Ok(StreamedBank {
             reader,

@@ -5,6 +5,7 @@
 
 mod faulty;
 mod files;
+mod identity;
 #[cfg(unix)]
 mod unix;
 #[cfg(windows)]
@@ -29,6 +30,20 @@ use crate::Result;
 /// Reads begin, end and land at multiples of this. Every disk of today accepts it for direct reads.
 pub const ALIGNMENT: usize = 4096;
 
+/// A call to io_uring that may fail.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RingCall {
+    /// A ring is made.
+    Setup,
+    /// Reads are handed to the kernel.
+    Submit,
+    /// Reads are waited for.
+    Wait,
+    /// A read that is done is collected; where this fails, the kernel had no place to say that it is done.
+    Complete,
+}
+
 /// The weight files of one checkpoint.
 pub trait Device: Debug + Send + Sync {
     /// Brings up to `out.len()` bytes from `offset` on: how many came. Zero only at the end of the file.
@@ -44,6 +59,13 @@ pub trait Device: Debug + Send + Sync {
     /// [`Device::read`] will do.
     #[cfg(target_os = "linux")]
     fn descriptor(&self, _file: FileIndex) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
+    /// Makes a call to io_uring fail with this error instead of being made: for tests, which cannot make the
+    /// kernel fail.
+    #[cfg(target_os = "linux")]
+    fn ring_fault(&self, _call: RingCall) -> Option<io::Error> {
         None
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::bank::StreamedBank;
-use crate::reader::{Priority, Read, Reader};
+use crate::reader::{Method, Priority, Read, Reader};
 use crate::state::State;
 use crate::{Error, Result};
 
@@ -141,7 +141,9 @@ impl PlainReader {
                 }
             })
         };
-        let reader = Reader::start(Arc::clone(&bank.device), bank.options().method, done)?;
+        // As the bank reads now, which is not as it was told where io_uring has failed.
+        let method = Method { queue: bank.reader.queue(), ..bank.options().method };
+        let reader = Reader::start_or_by_threads(Arc::clone(&bank.device), method, done)?;
         Ok(PlainReader { reader, landing })
     }
 

@@ -247,6 +247,8 @@ impl Course<'_> {
             match self.attempt(device, Access::Direct, method) {
                 Err(Error::Io { source, .. }) => {
                     let outcome = Err(source.to_string());
+                    // Nor is it chosen for what it did before it failed.
+                    self.tried.retain(|trial| trial.method.queue != Queue::Uring);
                     self.tried.push(Trial { access: Access::Direct, method, outcome });
                 }
                 other => other?,
@@ -406,6 +408,12 @@ fn run(
     }
     match failure.or(state.failure.take()) {
         Some(error) => Err(error),
+        // Threads were timed, and that is another trial.
+        None if reader.queue() != method.queue => {
+            let path = device.path(FileIndex(0)).to_owned();
+            let source = io::Error::other("io_uring failed");
+            Err(Error::Io { path, operation: "use io_uring to read".to_owned(), source })
+        }
         None => Ok(Run { bytes: reader.statistics().bytes, elapsed: start.elapsed() }),
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A read is one range of one file and the memory it goes to. At most `depth` of them are under way;
 //! the rest wait, demand before read-ahead, each kind in the order it came. Two queues do the work:
-//! threads with positioned reads, which run everywhere, and io_uring. Both share what is here: the
-//! backlog, the rules of continuing a short transfer, and the counters.
+//! threads with positioned reads, which run everywhere, and io_uring, which gives way to threads once it
+//! fails. Both share what is here: the backlog, the rules of continuing a short transfer, and the counters.
 //!
 //! Invariant: every read that has begun is done before its reader is gone, so its memory is written by
 //! nobody afterwards.
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use checkpoint::FileIndex;
@@ -71,10 +71,11 @@ pub enum Priority {
 }
 
 /// Who carries the reads out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Queue {
     /// A thread for each read under way.
+    #[default]
     Threads,
     /// The kernel (Linux), and one thread that collects what is done.
     #[serde(rename = "io_uring")]
@@ -130,7 +131,10 @@ pub struct Reader {
 
 #[derive(Debug)]
 enum Running {
-    Threads(threads::Threads),
+    Threads {
+        /// Dropping them ends them.
+        _threads: threads::Threads,
+    },
     #[cfg(target_os = "linux")]
     Uring(uring::Uring),
 }
@@ -143,16 +147,42 @@ impl Reader {
     /// When the depth is zero or absurd.
     pub fn start(device: Arc<dyn Device>, method: Method, done: Arc<Done>) -> Result<Reader> {
         assert!((1..=4096).contains(&method.depth), "{} reads at once", method.depth);
-        let state = Mutex::new(State::new(method.depth));
-        let core = Arc::new(Core { device, done, state });
+        let state = Mutex::new(State::new(method));
+        let core = Arc::new(Core { device, done, state, ready: Condvar::new() });
         let queue = match method.queue {
-            Queue::Threads => Running::Threads(threads::Threads::start(&core, method.depth)?),
+            Queue::Threads => {
+                Running::Threads { _threads: threads::Threads::start(&core, 0..method.depth)? }
+            }
             #[cfg(target_os = "linux")]
             Queue::Uring => Running::Uring(uring::Uring::start(&core, method.depth)?),
             #[cfg(not(target_os = "linux"))]
             Queue::Uring => return Err(core.refused(io::ErrorKind::Unsupported.into())),
         };
         Ok(Reader { core, queue })
+    }
+
+    /// The same, by threads where there is no io_uring: what was chosen on one day may be forbidden, or out of
+    /// descriptors, on the next.
+    ///
+    /// # Panics
+    /// As [`Reader::start`].
+    pub fn start_or_by_threads(
+        device: Arc<dyn Device>,
+        method: Method,
+        done: Arc<Done>,
+    ) -> Result<Reader> {
+        match Reader::start(Arc::clone(&device), method, Arc::clone(&done)) {
+            Err(Error::Io { source, .. }) if method.queue == Queue::Uring => {
+                tracing::warn!("io_uring cannot be used ({source}): threads read instead");
+                Reader::start(device, Method { queue: Queue::Threads, ..method }, done)
+            }
+            started => started,
+        }
+    }
+
+    /// The queue in use, which is not the one it was started with once io_uring has failed.
+    pub fn queue(&self) -> Queue {
+        self.core.state().queue
     }
 
     /// Puts reads into the queue, in this order.
@@ -175,9 +205,9 @@ impl Reader {
         let mut state = self.core.state();
         state.push(reads, priority, Instant::now());
         match &self.queue {
-            Running::Threads(threads) => threads.wake(state, reads.len()),
+            Running::Threads { .. } => self.core.wake(state, reads.len()),
             #[cfg(target_os = "linux")]
-            Running::Uring(uring) => uring.fill(&mut state),
+            Running::Uring(uring) => uring.begin(state, reads.len()),
         }
     }
 
@@ -195,7 +225,7 @@ impl Reader {
     /// What was done so far.
     pub fn statistics(&self) -> Statistics {
         let state = self.core.state();
-        state.counters.snapshot(Instant::now())
+        Statistics { queue: state.queue, ..state.counters.snapshot(Instant::now()) }
     }
 
     /// Begins or ends the recording of a trace. Beginning forgets what was recorded before.
@@ -222,6 +252,8 @@ struct Core {
     device: Arc<dyn Device>,
     done: Arc<Done>,
     state: Mutex<State>,
+    /// Told when a read waits that no thread has seen, and at the end.
+    ready: Condvar,
 }
 
 impl std::fmt::Debug for Core {
@@ -233,6 +265,16 @@ impl std::fmt::Debug for Core {
 impl Core {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes threads for `count` new reads. A thread looks at the backlog before it waits, so one that
+    /// is busy now needs no call.
+    fn wake(&self, state: MutexGuard<'_, State>, count: usize) {
+        let idle = state.idle;
+        drop(state);
+        for _ in 0..count.min(idle) {
+            self.ready.notify_one();
+        }
     }
 
     /// Tells that a read is done. What came counts only if the file was not changed before it came:
@@ -264,10 +306,14 @@ struct Task {
 /// Everything that changes, under one lock.
 #[derive(Debug)]
 struct State {
+    /// The queue in use.
+    queue: Queue,
     demand: VecDeque<Task>,
     ahead: VecDeque<Task>,
     /// Reads that have begun; as many places as may be under way at once.
     lanes: Vec<Option<Task>>,
+    #[cfg(target_os = "linux")]
+    entries: uring::Entries,
     /// Threads that have nothing to do.
     idle: usize,
     stopping: bool,
@@ -277,11 +323,14 @@ struct State {
 }
 
 impl State {
-    fn new(depth: usize) -> State {
+    fn new(Method { queue, depth }: Method) -> State {
         State {
+            queue,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
             lanes: vec![None; depth],
+            #[cfg(target_os = "linux")]
+            entries: uring::Entries::default(),
             idle: 0,
             stopping: false,
             counters: Counters::default(),
@@ -306,6 +355,19 @@ impl State {
         debug_assert!(self.lanes[lane].is_none(), "lane {lane} is taken");
         self.lanes[lane] = Some(Task { began: now, ..task });
         Some(task.read)
+    }
+
+    /// Makes the read of this lane the next of its kind to begin, as if it never had. Nothing may be writing to its
+    /// memory. At the end it is forgotten, as others are that have not begun.
+    #[cfg(target_os = "linux")]
+    fn put_back(&mut self, lane: usize) {
+        let Some(task) = self.lanes[lane].take() else { return };
+        if !self.stopping {
+            match task.priority {
+                Priority::Demand => self.demand.push_front(task),
+                Priority::Ahead => self.ahead.push_front(task),
+            }
+        }
     }
 
     /// Counts the read of this lane as done and frees the lane.

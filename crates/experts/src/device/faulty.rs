@@ -2,7 +2,7 @@
 //!
 //! What happens to a read depends on the seed, the file, the offset and how often that offset was read
 //! before: never on the clock or on which thread asks. So a run that found a defect can be repeated.
-//! It hands out no descriptor: every read comes through here.
+//! It hands out a descriptor only to have calls to io_uring fail, and otherwise none: every read comes through here.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use checkpoint::FileIndex;
 
+#[cfg(target_os = "linux")]
+use super::RingCall;
 use super::{ALIGNMENT, Device};
 use crate::{Error, Result};
 
@@ -74,6 +76,8 @@ pub struct Faulty {
     seed: u64,
     rules: Vec<Rule>,
     chances: Vec<(f64, Fault)>,
+    #[cfg(target_os = "linux")]
+    ring_rules: Vec<(RingCall, Range<u32>, i32)>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -85,14 +89,23 @@ struct State {
     stalled: usize,
     released: bool,
     overwritten: Option<FileIndex>,
+    #[cfg(target_os = "linux")]
+    ring_calls: HashMap<RingCall, u32>,
 }
 
 impl Faulty {
     /// A device without faults yet.
     pub fn new(device: Arc<dyn Device>, seed: u64) -> Faulty {
-        let (rules, chances) = (Vec::new(), Vec::new());
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        Faulty { device, seed, rules, chances, state, changed }
+        Faulty {
+            device,
+            seed,
+            rules: Vec::new(),
+            chances: Vec::new(),
+            #[cfg(target_os = "linux")]
+            ring_rules: Vec::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
     }
 
     /// Adds a fault in a place of one's choosing. The first rule that applies decides.
@@ -107,6 +120,15 @@ impl Faulty {
     #[must_use]
     pub fn with_chance(mut self, probability: f64, fault: Fault) -> Faulty {
         self.chances.push((probability, fault));
+        self
+    }
+
+    /// Makes calls to io_uring fail with a number of the system's, the first call of each kind being number 0. The
+    /// ring then reads the files by their descriptors, past the other faults.
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn with_ring_fault(mut self, call: RingCall, calls: Range<u32>, errno: i32) -> Faulty {
+        self.ring_rules.push((call, calls, errno));
         self
     }
 
@@ -215,6 +237,28 @@ impl Device for Faulty {
             return Err(Error::Changed { path: self.device.path(file).to_owned() });
         }
         self.device.check_unchanged(file)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn descriptor(&self, file: FileIndex) -> Option<std::os::fd::BorrowedFd<'_>> {
+        if self.ring_rules.is_empty() { None } else { self.device.descriptor(file) }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn ring_fault(&self, call: RingCall) -> Option<io::Error> {
+        if self.ring_rules.is_empty() {
+            return None;
+        }
+        let mut state = self.state();
+        let calls = state.ring_calls.entry(call).or_default();
+        let number = *calls;
+        *calls += 1;
+        let applies = |(only, calls, _): &&(RingCall, Range<u32>, i32)| {
+            *only == call && calls.contains(&number)
+        };
+        let (_, _, errno) = self.ring_rules.iter().find(applies)?;
+        state.faults += 1;
+        Some(io::Error::from_raw_os_error(*errno))
     }
 
     fn forget(&self, file: FileIndex, offset: u64, len: usize) {

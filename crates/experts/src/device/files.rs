@@ -2,17 +2,17 @@
 //!
 //! Direct reads go past the file cache, so what is read is charged to nobody but the slot it lands in.
 //! Buffered reads go through the cache, and each gives its pages back at once. A file keeps the
-//! descriptor it was opened with: replaced by a rename, it reads on as it was; changed in place, it is
-//! reported by [`Device::check_unchanged`].
+//! descriptor it was opened with: replaced by a rename or removed, it reads on as it was; changed in place, it
+//! is reported by [`Device::check_unchanged`], unless nothing but its time has changed.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use checkpoint::{Bytes, Checkpoint, FileIndex, Source};
 use serde::{Deserialize, Serialize};
 
+use super::identity::Original;
 use super::{Device, system};
 use crate::{Error, Result};
 
@@ -35,25 +35,8 @@ pub struct Files {
 
 #[derive(Debug)]
 enum Opened {
-    Disk { path: PathBuf, file: File, identity: Identity },
+    Disk { path: PathBuf, file: File, original: Original },
     Memory(Bytes),
-}
-
-/// What tells one file, and one state of it, from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity {
-    /// The disk and the file on it.
-    number: (u64, u64),
-    len_bytes: u64,
-    modified: Option<SystemTime>,
-}
-
-impl Identity {
-    fn of(file: &File) -> io::Result<Identity> {
-        let metadata = file.metadata()?;
-        let (number, len_bytes) = (system::number(file)?, metadata.len());
-        Ok(Identity { number, len_bytes, modified: metadata.modified().ok() })
-    }
 }
 
 impl Files {
@@ -88,31 +71,26 @@ impl Files {
     /// When there is no such file.
     pub fn len_bytes(&self, file: FileIndex) -> u64 {
         match &self.files[file.0 as usize] {
-            Opened::Disk { identity, .. } => identity.len_bytes,
+            Opened::Disk { original, .. } => original.len_bytes(),
             Opened::Memory(bytes) => bytes.len() as u64,
         }
     }
 }
 
-/// Opens a file, which must be the same as `before` and as it was then.
+/// Opens a file, which must be the same as `before`.
 fn open_disk(path: &Path, access: Access, before: Option<&File>) -> Result<Opened> {
     let failed = |operation: &str, source| {
         let (path, operation) = (path.to_owned(), operation.to_owned());
         Error::Io { path, operation, source }
     };
-    let identity_of = |file| Identity::of(file).map_err(|source| failed("examine", source));
-    let before = before.map(identity_of).transpose()?;
     let file = match access {
         Access::Direct => {
             system::open_direct(path).map_err(|source| failed("open for direct reads", source))?
         }
         Access::Buffered => system::open_buffered(path).map_err(|source| failed("open", source))?,
     };
-    let identity = identity_of(&file)?;
-    if before.is_some_and(|before| before != identity) {
-        return Err(Error::Changed { path: path.to_owned() });
-    }
-    Ok(Opened::Disk { path: path.to_owned(), file, identity })
+    let original = Original::of(&file, before, path)?;
+    Ok(Opened::Disk { path: path.to_owned(), file, original })
 }
 
 impl Device for Files {
@@ -144,17 +122,10 @@ impl Device for Files {
     }
 
     fn check_unchanged(&self, file: FileIndex) -> Result<()> {
-        let Some(Opened::Disk { path, file, identity }) = self.files.get(file.0 as usize) else {
+        let Some(Opened::Disk { path, file, original }) = self.files.get(file.0 as usize) else {
             return Ok(());
         };
-        let now = Identity::of(file).map_err(|source| {
-            let operation = "examine".to_owned();
-            Error::Io { path: path.clone(), operation, source }
-        })?;
-        if now != *identity {
-            return Err(Error::Changed { path: path.clone() });
-        }
-        Ok(())
+        original.check(file, path)
     }
 
     /// Direct files only: a buffered read has to give its pages back afterwards, and a queue of the

@@ -1,13 +1,12 @@
 //! Files on Linux, macOS and other Unixes.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Device and inode number.
-pub(super) fn number(file: &File) -> io::Result<(u64, u64)> {
-    let metadata = file.metadata()?;
+pub(super) fn number(_file: &File, metadata: &Metadata) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 

@@ -3,7 +3,7 @@
 //! They are opened for overlapped reads: by an ordinary handle the system carries out one read at a
 //! time, however many threads ask, and a disk that is asked one thing at a time is a slow one.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::windows::fs::OpenOptionsExt;
 use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
@@ -19,7 +19,7 @@ use windows_sys::Win32::System::IO::{GetOverlappedResult, OVERLAPPED};
 use windows_sys::Win32::System::Threading::CreateEventW;
 
 /// Volume and file number.
-pub(super) fn number(file: &File) -> io::Result<(u64, u64)> {
+pub(super) fn number(file: &File, _metadata: &Metadata) -> io::Result<(u64, u64)> {
     let mut about = BY_HANDLE_FILE_INFORMATION::default();
     // SAFETY: the handle is open and the structure is the one the call fills.
     if unsafe { GetFileInformationByHandle(file.as_raw_handle(), &raw mut about) } == 0 {

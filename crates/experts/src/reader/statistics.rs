@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Priority;
+use super::{Priority, Queue};
 
 /// Steps in each power of two: a latency is known to one part in sixteen.
 const STEPS: usize = 16;
@@ -112,6 +112,8 @@ impl Histogram {
 /// What a reader did since it was started, or between two moments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
+    /// The queue in use at the end of that time.
+    pub queue: Queue,
     /// Reads that are done, failed ones included.
     pub reads: u64,
     /// Bytes that the successful ones brought.
@@ -136,6 +138,7 @@ impl Statistics {
     /// What was done since `earlier`, a snapshot of the same reader.
     pub fn since(&self, earlier: &Statistics) -> Statistics {
         Statistics {
+            queue: self.queue,
             reads: self.reads.saturating_sub(earlier.reads),
             bytes: self.bytes.saturating_sub(earlier.bytes),
             failed: self.failed.saturating_sub(earlier.failed),

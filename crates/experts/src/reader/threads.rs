@@ -1,64 +1,65 @@
 //! The queue that runs everywhere: threads, each with one positioned read at a time.
 //!
-//! As many threads as reads may be under way. They take from the shared backlog under its lock and read
-//! outside of it.
+//! A thread for each lane. They take from the shared backlog under its lock and read outside of it.
 
 use std::io;
+use std::ops::Range;
 use std::slice;
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use checkpoint::FileIndex;
 
-use super::{Core, Progress, Read, State};
+use super::{Core, Progress, Read};
 use crate::{Error, Result};
 
 #[derive(Debug)]
 pub(super) struct Threads {
-    shared: Arc<Shared>,
+    core: Arc<Core>,
     handles: Vec<JoinHandle<()>>,
 }
 
-#[derive(Debug)]
-struct Shared {
-    core: Arc<Core>,
-    /// Told when a read waits that no thread has seen, and at the end.
-    ready: Condvar,
-}
-
 impl Threads {
-    pub(super) fn start(core: &Arc<Core>, depth: usize) -> Result<Threads> {
-        let shared = Arc::new(Shared { core: Arc::clone(core), ready: Condvar::new() });
-        let mut threads = Threads { shared, handles: Vec::with_capacity(depth) };
-        for lane in 0..depth {
-            let shared = Arc::clone(&threads.shared);
-            let named = Builder::new().name(format!("reader-{lane}"));
-            // Where one cannot be had, dropping `threads` ends those that could.
-            let handle = named.spawn(move || shared.work(lane)).map_err(|source| {
-                let path = core.device.path(FileIndex(0)).to_owned();
-                Error::Io { path, operation: "start a thread to read".to_owned(), source }
-            })?;
-            threads.handles.push(handle);
-        }
+    /// A thread for each of these lanes.
+    pub(super) fn start(core: &Arc<Core>, lanes: Range<usize>) -> Result<Threads> {
+        let mut threads = Threads { core: Arc::clone(core), handles: Vec::new() };
+        // Where one cannot be had, dropping `threads` ends those that could.
+        threads.add(lanes).map_err(|source| {
+            let path = core.device.path(FileIndex(0)).to_owned();
+            Error::Io { path, operation: "start a thread to read".to_owned(), source }
+        })?;
         Ok(threads)
     }
 
-    /// Wakes threads for `count` new reads. A thread looks at the backlog before it waits, so one that
-    /// is busy now needs no call.
-    pub(super) fn wake(&self, state: MutexGuard<'_, State>, count: usize) {
-        let idle = state.idle;
-        drop(state);
-        for _ in 0..count.min(idle) {
-            self.shared.ready.notify_one();
+    /// Threads for as many of these lanes as the system grants.
+    #[cfg(target_os = "linux")]
+    pub(super) fn start_most(core: &Arc<Core>, lanes: Range<usize>) -> Threads {
+        let mut threads = Threads { core: Arc::clone(core), handles: Vec::new() };
+        let wanted = lanes.len();
+        if let Err(error) = threads.add(lanes) {
+            let got = threads.handles.len();
+            tracing::warn!(
+                "{got} threads read instead of {wanted}: no more can be started ({error})"
+            );
         }
+        threads
+    }
+
+    fn add(&mut self, lanes: Range<usize>) -> io::Result<()> {
+        for lane in lanes {
+            let core = Arc::clone(&self.core);
+            let named = Builder::new().name(format!("reader-{lane}"));
+            self.handles.push(named.spawn(move || work(&core, lane))?);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.shared.core.state().stop();
-        self.shared.ready.notify_all();
+        self.core.state().stop();
+        self.core.ready.notify_all();
         for handle in self.handles.drain(..) {
             if handle.join().is_err() {
                 tracing::error!("a reader thread panicked");
@@ -67,29 +68,27 @@ impl Drop for Threads {
     }
 }
 
-impl Shared {
-    fn work(&self, lane: usize) {
-        machine::thread::wake_promptly();
-        let core = &*self.core;
-        let mut state = core.state();
-        loop {
-            let Some(read) = state.begin(lane, Instant::now()) else {
-                if state.stopping {
-                    return;
-                }
-                state.idle += 1;
-                state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.idle -= 1;
-                continue;
-            };
-            drop(state);
-            let (progress, result) = carry_out(core, &read);
-            state = core.state();
-            state.finish(lane, &progress, result.is_err(), Instant::now());
-            drop(state);
-            core.tell(read, result);
-            state = core.state();
-        }
+/// Carries reads out in this lane until the reader ends.
+pub(super) fn work(core: &Core, lane: usize) {
+    machine::thread::wake_promptly();
+    let mut state = core.state();
+    loop {
+        let Some(read) = state.begin(lane, Instant::now()) else {
+            if state.stopping {
+                return;
+            }
+            state.idle += 1;
+            state = core.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+            continue;
+        };
+        drop(state);
+        let (progress, result) = carry_out(core, &read);
+        state = core.state();
+        state.finish(lane, &progress, result.is_err(), Instant::now());
+        drop(state);
+        core.tell(read, result);
+        state = core.state();
     }
 }
 

@@ -3,26 +3,39 @@
 //! Who submits a read hands it over itself, so it begins without a thread being woken. One thread, the
 //! reaper, collects what is done, hands over what waits, and tells.
 //!
-//! Who touches what: the submission queue belongs to whoever holds the state's lock; the completion
-//! queue belongs to the reaper. The reaper waits for completions without the lock, and the kernel looks
-//! at the queue before it lets it sleep, so none is missed. A lane's number goes with its read as the
-//! mark by which the completion is known.
+//! Whatever fails about the ring ends its use, once and for all: reads that the kernel has not taken go back to
+//! the backlog, those that it has taken end in the ring, and threads carry out everything else. The reaper
+//! makes that change; others only mark the ring as failed and wake it.
+//!
+//! Invariant: a read is told, or begun by a thread, only when the kernel is done with its memory or never had it.
 
-use std::io;
+mod reaper;
+mod ring;
+
+use std::collections::VecDeque;
+use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use checkpoint::FileIndex;
-use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue, types};
-use rustix::io::Errno;
+use io_uring::{opcode, squeue, types};
 
-use super::{Core, Progress, State};
+use self::reaper::Reaper;
+use self::ring::Ring;
+use super::{Core, Progress, Queue, State};
 use crate::Result;
 
-/// The mark of the entry that wakes the reaper to end.
-const STOP: u64 = u64::MAX;
+/// The mark of the entry that wakes the reaper. Those of reads are their lanes.
+const WAKE: u64 = u64::MAX;
+
+/// How often the kernel may refuse a call for the moment, in a row, and how long it is left alone after each.
+const REFUSALS_LIMIT: u32 = 100;
+const REFUSAL_PAUSE: Duration = Duration::from_millis(1);
+
+/// "There is something to read", for a poll; the same number on every Linux.
+const POLLIN: u32 = 1;
 
 pub(super) struct Uring {
     shared: Arc<Shared>,
@@ -35,9 +48,32 @@ impl std::fmt::Debug for Uring {
     }
 }
 
+/// What is known of the entries in the submission queue; part of the reader's state.
+#[derive(Debug, Default)]
+pub(super) struct Entries {
+    /// Those that the kernel may not have taken, in order: the lane of each, `None` for the one that wakes the reaper.
+    untaken: VecDeque<Option<usize>>,
+    /// Whether the entry that wakes the reaper is queued and not completed.
+    is_armed: bool,
+}
+
+impl Entries {
+    /// The kernel takes entries in order and has left this many.
+    fn keep_last(&mut self, count: usize) {
+        let taken = self.untaken.len().saturating_sub(count);
+        self.untaken.drain(..taken);
+    }
+}
+
 struct Shared {
     core: Arc<Core>,
-    ring: IoUring,
+    ring: Ring,
+    /// Reads that may be in the ring: the first lanes.
+    depth: usize,
+    /// A byte in this pipe wakes the reaper through an entry that is queued in advance, so that it can be woken
+    /// when no entry can be submitted any more.
+    wake: PipeWriter,
+    woken: PipeReader,
 }
 
 impl Uring {
@@ -46,30 +82,29 @@ impl Uring {
             let reason = "these files can only be read through the program";
             return Err(core.refused(io::Error::new(io::ErrorKind::Unsupported, reason)));
         }
-        let ring = open_ring(depth).map_err(|source| core.refused(source))?;
-        let shared = Arc::new(Shared { core: Arc::clone(core), ring });
-        let reaper = {
-            let shared = Arc::clone(&shared);
-            Builder::new().name("reader-0".to_owned()).spawn(move || shared.reap(depth))
-        };
-        let reaper = Some(reaper.map_err(|source| core.refused(source))?);
-        Ok(Uring { shared, reaper })
+        let refused = |source| core.refused(source);
+        let ring = Ring::open(&core.device, depth).map_err(refused)?;
+        let (woken, wake) = io::pipe().map_err(refused)?;
+        let shared = Arc::new(Shared { core: Arc::clone(core), ring, depth, wake, woken });
+        let reaper = Reaper::new(Arc::clone(&shared));
+        let reaper = Builder::new().name("reader-0".to_owned()).spawn(move || reaper.run());
+        Ok(Uring { shared, reaper: Some(reaper.map_err(refused)?) })
     }
 
-    /// Begins what waits, as far as there are lanes.
-    pub(super) fn fill(&self, state: &mut State) {
-        self.shared.fill(state);
+    /// Begins what waits, as far as there are lanes, after `count` reads have joined it.
+    pub(super) fn begin(&self, state: MutexGuard<'_, State>, count: usize) {
+        match state.queue {
+            Queue::Uring => drop(self.shared.fill(state)),
+            Queue::Threads => self.shared.core.wake(state, count),
+        }
     }
 }
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        {
-            let mut state = self.shared.core.state();
-            state.stop();
-            self.shared.push(&state, &opcode::Nop::new().build().user_data(STOP));
-            self.shared.hand_over(&state);
-        }
+        self.shared.core.state().stop();
+        self.shared.core.ready.notify_all();
+        self.shared.wake_reaper();
         if let Some(reaper) = self.reaper.take()
             && reaper.join().is_err()
         {
@@ -80,46 +115,24 @@ impl Drop for Uring {
     }
 }
 
-/// A ring that is known to work: some systems grant the ring and refuse its use.
-fn open_ring(depth: usize) -> io::Result<IoUring> {
-    // One more for the entry that ends it.
-    let mut ring = IoUring::new((depth as u32 + 1).next_power_of_two())?;
-    let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe)?;
-    if !probe.is_supported(opcode::Read::CODE) {
-        return Err(io::ErrorKind::Unsupported.into());
-    }
-    // SAFETY: an entry that does nothing refers to no memory.
-    let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
-    pushed.map_err(io::Error::other)?;
-    while let Err(error) = ring.submit_and_wait(1) {
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-    let answer = ring.completion().next();
-    match answer {
-        Some(entry) if entry.result() >= 0 => Ok(ring),
-        Some(entry) => Err(io::Error::from_raw_os_error(-entry.result())),
-        None => Err(io::Error::other("io_uring does not answer")),
-    }
-}
-
 impl Shared {
-    fn fill(&self, state: &mut State) {
+    /// Begins what waits, as far as there are lanes, unless the ring has failed.
+    fn fill<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let now = Instant::now();
-        while let Some(lane) = state.lanes.iter().position(Option::is_none) {
-            if state.begin(lane, now).is_none() {
-                break;
+        while state.queue == Queue::Uring
+            && let Some(lane) = state.lanes.iter().position(Option::is_none)
+            && state.begin(lane, now).is_some()
+        {
+            if let Err(error) = self.attempt(&mut state, lane, &Progress::default()) {
+                return self.fail(state, &error);
             }
-            self.attempt(state, lane, &Progress::default());
         }
-        self.hand_over(state);
+        self.hand_over(state)
     }
 
     /// Queues the next attempt at a lane's read.
-    fn attempt(&self, state: &State, lane: usize, progress: &Progress) {
-        let Some(task) = &state.lanes[lane] else { return };
+    fn attempt(&self, state: &mut State, lane: usize, progress: &Progress) -> io::Result<()> {
+        let Some(task) = &state.lanes[lane] else { return Ok(()) };
         let (read, start) = (&task.read, progress.next());
         // A file without a descriptor gets one that the kernel answers with an error.
         let descriptor = self.core.device.descriptor(read.file);
@@ -130,97 +143,83 @@ impl Shared {
             .offset(read.offset + start as u64)
             .build()
             .user_data(lane as u64);
-        self.push(state, &entry);
+        self.push(state, &entry, Some(lane))
     }
 
-    /// Puts an entry into the submission queue, which has a place for every lane and for the end.
-    fn push(&self, _locked: &State, entry: &squeue::Entry) {
-        // SAFETY: the queue is touched under the state's lock alone, which `_locked` shows is held.
-        // The memory of a read belongs to it until it is done (`Reader::submit`), and the reader does
-        // not end before; the descriptor lives in `core.device`, which outlives the ring's reads.
-        let pushed = unsafe { self.ring.submission_shared().push(entry) };
-        assert!(pushed.is_ok(), "the submission queue is full");
+    /// Queues the entry by which [`Shared::wake_reaper`] works.
+    fn arm(&self, state: &mut State) -> io::Result<()> {
+        let woken = types::Fd(self.woken.as_raw_fd());
+        let entry = opcode::PollAdd::new(woken, POLLIN).build().user_data(WAKE);
+        state.entries.is_armed = true;
+        self.push(state, &entry, None)
     }
 
-    /// Gives the kernel what is in the submission queue.
-    fn hand_over(&self, _locked: &State) {
-        // SAFETY: as in `push`.
-        while !unsafe { self.ring.submission_shared() }.is_empty() {
-            let Err(error) = self.ring.submit() else { continue };
-            match Errno::from_io_error(&error) {
-                Some(Errno::INTR) => {}
-                // The kernel is short of memory for the moment.
-                Some(Errno::AGAIN | Errno::NOMEM | Errno::BUSY) => {
-                    std::thread::sleep(Duration::from_millis(1));
+    /// Puts an entry into the submission queue, which has a place for every lane and for the one that wakes.
+    fn push(
+        &self,
+        state: &mut State,
+        entry: &squeue::Entry,
+        lane: Option<usize>,
+    ) -> io::Result<()> {
+        // Noted first, so that a lane whose entry finds no place is put back like the others.
+        state.entries.untaken.push_back(lane);
+        // SAFETY: `state` is borrowed from behind the lock of the one reader that this ring belongs to, so no other
+        // thread touches the submission queue. The memory of a read is its own until it is told or its reader is
+        // dropped (`Reader::submit`). It is told only when its entry has completed or was never taken, and a
+        // reader's drop waits for the reaper, which ends when no taken entry is left. The files live in
+        // `core.device` and the pipe in `self`, both as long as the ring.
+        unsafe { self.ring.push(entry) }
+    }
+
+    /// Gives the kernel what is in the submission queue. While it refuses for the moment others may have the state.
+    fn hand_over<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let mut refusals = 0;
+        while state.queue == Queue::Uring && !state.entries.untaken.is_empty() {
+            let outcome = self.ring.submit();
+            let before = state.entries.untaken.len();
+            // SAFETY: the guard shows that this thread has the state's lock.
+            state.entries.keep_last(unsafe { self.ring.untaken() });
+            if state.entries.untaken.len() < before {
+                refusals = 0;
+                continue;
+            }
+            let error = outcome.err().unwrap_or_else(|| io::Error::other("it takes no entries"));
+            refusals += 1;
+            if !ring::is_for_the_moment(&error) || refusals >= REFUSALS_LIMIT {
+                return self.fail(state, &error);
+            }
+            drop(state);
+            std::thread::sleep(REFUSAL_PAUSE);
+            state = self.core.state();
+        }
+        state
+    }
+
+    /// Ends the use of the ring: nothing is submitted to it from now on.
+    fn fail<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        error: &io::Error,
+    ) -> MutexGuard<'a, State> {
+        if state.queue == Queue::Uring {
+            tracing::warn!("io_uring failed ({error}): threads read from now on");
+            state.queue = Queue::Threads;
+            // What the kernel has not taken it never takes: entries are taken during a submission only.
+            while let Some(lane) = state.entries.untaken.pop_back() {
+                match lane {
+                    Some(lane) => state.put_back(lane),
+                    None => state.entries.is_armed = false,
                 }
-                _ => panic!("io_uring refused an entry: {error}"),
             }
+            self.wake_reaper();
         }
+        state
     }
 
-    fn reap(&self, depth: usize) {
-        machine::thread::wake_promptly();
-        let mut progress = vec![Progress::default(); depth];
-        let mut finished = Vec::with_capacity(depth);
-        loop {
-            self.wait();
-            let ended = {
-                let mut state = self.core.state();
-                let now = Instant::now();
-                // SAFETY: no other thread touches the completion queue.
-                for entry in unsafe { self.ring.completion_shared() } {
-                    if entry.user_data() == STOP {
-                        continue;
-                    }
-                    let lane = entry.user_data() as usize;
-                    let Some(task) = state.lanes[lane] else { continue };
-                    let came = outcome(entry.result());
-                    match progress[lane].record(&task.read, came, &*self.core.device) {
-                        None => self.attempt(&state, lane, &progress[lane]),
-                        Some(result) => {
-                            state.finish(lane, &progress[lane], result.is_err(), now);
-                            progress[lane] = Progress::default();
-                            finished.push((task.read, result));
-                        }
-                    }
-                }
-                self.fill(&mut state);
-                state.stopping && state.lanes.iter().all(Option::is_none)
-            };
-            for (read, result) in finished.drain(..) {
-                self.core.tell(read, result);
-            }
-            if ended {
-                return;
-            }
+    fn wake_reaper(&self) {
+        // The pipe holds thousands of bytes, and gets one at a failure and one at the end.
+        if let Err(error) = (&self.wake).write_all(&[1]) {
+            tracing::error!("the thread that collects reads cannot be woken: {error}");
         }
-    }
-
-    /// Waits until the completion queue is not empty. It submits nothing: the submission queue is not
-    /// the reaper's without the lock.
-    fn wait(&self) {
-        // SAFETY: no other thread touches the completion queue.
-        while unsafe { self.ring.completion_shared() }.is_empty() {
-            let flags = EnterFlags::GETEVENTS.bits();
-            // SAFETY: nothing is submitted and no argument is passed.
-            let waited = unsafe { self.ring.submitter().enter::<()>(0, 1, flags, None) };
-            if let Err(error) = waited
-                && error.kind() != io::ErrorKind::Interrupted
-            {
-                panic!("io_uring does not wait: {error}");
-            }
-        }
-    }
-}
-
-/// A completion as the result of an attempt.
-fn outcome(result: i32) -> io::Result<usize> {
-    if result >= 0 {
-        return Ok(result as usize);
-    }
-    match Errno::from_raw_os_error(-result) {
-        // A read is cancelled when the thread that submitted it ends first; trying again helps.
-        Errno::AGAIN | Errno::CANCELED => Err(io::ErrorKind::Interrupted.into()),
-        error => Err(error.into()),
     }
 }

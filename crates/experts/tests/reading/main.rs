@@ -13,6 +13,8 @@ mod probe;
 // Other systems may refuse to replace a file that is open.
 #[cfg(unix)]
 mod replaced;
+#[cfg(target_os = "linux")]
+mod ring;
 mod support;
 #[cfg(target_os = "linux")]
 mod uring;

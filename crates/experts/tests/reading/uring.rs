@@ -11,12 +11,12 @@ use crate::support::{
     LENGTHS, Listener, check_bytes, lay_out, open, pieces, read_all, threads, write_files,
 };
 
-fn uring(depth: usize) -> Method {
+pub(crate) fn uring(depth: usize) -> Method {
     Method { queue: Queue::Uring, depth }
 }
 
 /// The result, or `None` and a line that says so, where this system has no io_uring for us.
-fn unless_refused<T>(result: Result<T>) -> Option<T> {
+pub(crate) fn unless_refused<T>(result: Result<T>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(Error::Io { operation, source, .. }) if operation.contains("io_uring") => {
