@@ -26,6 +26,8 @@ pub(super) struct Reaper {
     finished: Vec<(Read, Result<()>)>,
     /// The lane whose completion is looked at.
     handled: Option<usize>,
+    /// Waits that the kernel refused for the moment, in a row.
+    refusals: u32,
     /// Completions that were lost on purpose.
     lost: usize,
 }
@@ -34,7 +36,7 @@ impl Reaper {
     pub(super) fn new(shared: Arc<Shared>) -> Reaper {
         let progress = vec![Progress::default(); shared.depth];
         let finished = Vec::with_capacity(shared.depth);
-        Reaper { shared, progress, finished, handled: None, lost: 0 }
+        Reaper { shared, progress, finished, handled: None, refusals: 0, lost: 0 }
     }
 
     /// Collects until the reader ends.
@@ -66,25 +68,21 @@ impl Reaper {
     }
 
     /// Waits until the completion queue is not empty.
-    fn wait(&self) -> io::Result<()> {
+    fn wait(&mut self) -> io::Result<()> {
         let ring = &self.shared.ring;
-        let mut refusals = 0;
         // SAFETY: only this thread touches the completion queue.
         while unsafe { ring.completions() }.is_empty() {
-            let error = match ring.wait(1) {
-                Ok(()) => io::Error::from(Errno::AGAIN),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => error,
-            };
-            // SAFETY: as above.
-            if !unsafe { ring.completions() }.is_empty() {
-                break;
+            match ring.wait(1) {
+                Ok(()) => self.refusals = 0,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.refusals += 1;
+                    if !ring::is_for_the_moment(&error) || self.refusals >= REFUSALS_LIMIT {
+                        return Err(error);
+                    }
+                    std::thread::sleep(REFUSAL_PAUSE);
+                }
             }
-            refusals += 1;
-            if !ring::is_for_the_moment(&error) || refusals >= REFUSALS_LIMIT {
-                return Err(error);
-            }
-            std::thread::sleep(REFUSAL_PAUSE);
         }
         Ok(())
     }
