@@ -2,8 +2,9 @@
 //!
 //! `models--org--repo/refs/main` holds the commit that `main` meant at the last download;
 //! `snapshots/<commit>/` holds that commit's files, as links into `blobs/` (or as plain files where links need
-//! privileges); a download in progress is `blobs/<etag>.incomplete`. A snapshot is only handed out when every
-//! file it needs is there.
+//! privileges); a download in progress is `blobs/<etag>.incomplete`, or `blobs/<etag>.<8 hex>.incomplete`, which stays
+//! behind when the download is killed. A snapshot is only handed out when every file it needs is there in full; what
+//! else is unfinished does not matter, since a name in `blobs` does not say which file it belongs to.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -52,13 +53,33 @@ impl Repository {
             }
             return Err(self.revision_not_found(revision.unwrap_or(DEFAULT_REVISION)));
         };
-        let mut missing = files::missing(&snapshot.path)?;
-        missing.extend(self.unfinished());
-        if missing.is_empty() {
-            return Ok(snapshot.path);
+        self.require_complete(&snapshot, revision)?;
+        Ok(snapshot.path)
+    }
+
+    /// Whether a snapshot has every file that a model needs.
+    pub(crate) fn is_complete(&self, snapshot: &Snapshot) -> bool {
+        self.require_complete(snapshot, None).is_ok()
+    }
+
+    fn require_complete(&self, snapshot: &Snapshot, revision: Option<&str>) -> Result<()> {
+        let path = &snapshot.path;
+        let mut missing = files::missing(path)?;
+        // A model may do without, unless it is what is still being downloaded.
+        if !files::has_tokenizer(path) && missing.is_empty() && !self.unfinished().is_empty() {
+            missing.push(files::TOKENIZER.to_owned());
         }
-        files::refuse_gguf(&snapshot.path)?;
-        Err(self.incomplete(&snapshot.path, revision, missing))
+        if !missing.is_empty() {
+            files::refuse_gguf(path)?;
+            return Err(self.incomplete(path, revision, missing));
+        }
+        let files = files::cut(path)?;
+        if !files.is_empty() {
+            let (path, repository) = (path.clone(), self.name.clone());
+            let revision = revision.map(str::to_owned);
+            return Err(Error::TooShort { path, repository, revision, files });
+        }
+        Ok(())
     }
 
     /// The snapshot of a revision: what its ref says, or the commit itself, in full or shortened.
@@ -150,7 +171,7 @@ fn modified(path: &Path) -> SystemTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::folder;
+    use crate::fixture::{WHOLE, folder};
 
     const COMMIT: &str = "0123456789abcdef";
     const OTHER: &str = "0123456fedcba987";
@@ -165,8 +186,10 @@ mod tests {
             (format!("{top}/refs/gone"), "fffffffffff".to_owned()),
         ];
         for commit in [COMMIT, OTHER] {
-            for file in ["config.json", "model.safetensors"] {
-                files.push((format!("{top}/snapshots/{commit}/{file}"), "{}".to_owned()));
+            for (file, text) in
+                [("config.json", "{}"), ("model.safetensors", WHOLE), ("tokenizer.json", "{}")]
+            {
+                files.push((format!("{top}/snapshots/{commit}/{file}"), text.to_owned()));
             }
         }
         files
@@ -234,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_downloads_are_named() {
+    fn unfinished_downloads_matter_only_where_something_is_missing() {
         let blobs = "models--org--repo/blobs";
         let mut files = repository_files();
         files.push((format!("{blobs}/aaa"), String::new()));
@@ -244,16 +267,65 @@ mod tests {
         assert_eq!(complete.unfinished(), Vec::<String>::new());
         assert!(complete.complete_snapshot(None).is_ok());
 
+        // Of files that the model does not need.
         files.push((format!("{blobs}/bbb.incomplete"), String::new()));
-        files.push((format!("{blobs}/ccc.9f.incomplete"), String::new()));
-        let (_cache, incomplete) = repository(&files);
-        let error = incomplete.complete_snapshot(None).unwrap_err();
+        files.push((format!("{blobs}/ccc.0123abcd.incomplete"), String::new()));
+        let (_cache, complete) = repository(&files);
+        assert_eq!(
+            complete.unfinished(),
+            ["blobs/bbb.incomplete", "blobs/ccc.0123abcd.incomplete"]
+        );
+        assert!(complete.complete_snapshot(None).is_ok());
+
+        for missing in ["config.json", "model.safetensors", "tokenizer.json"] {
+            let file = format!("models--org--repo/snapshots/{COMMIT}/{missing}");
+            let rest: Vec<_> = files.iter().filter(|(path, _)| *path != file).cloned().collect();
+            let (_cache, incomplete) = repository(&rest);
+            let error = incomplete.complete_snapshot(None).unwrap_err();
+            let message = error.to_string();
+            assert!(
+                message.ends_with(&format!("{COMMIT} is incomplete; missing {missing}")),
+                "{message}"
+            );
+            assert_eq!(error.hint().unwrap(), "finish the download with `hf download org/repo`");
+            // The other snapshot has all.
+            assert!(incomplete.complete_snapshot(Some("v2")).is_ok());
+        }
+    }
+
+    #[test]
+    fn weights_that_are_too_short_are_downloaded_again() {
+        let mut files = repository_files();
+        files.retain(|(path, _)| !path.ends_with("model.safetensors"));
+        for commit in [COMMIT, OTHER] {
+            let path = format!("models--org--repo/snapshots/{commit}/model.safetensors");
+            files.push((path, WHOLE[..9].to_owned()));
+        }
+        let (_cache, repository) = repository(&files);
+        let error = repository.complete_snapshot(Some("v2")).unwrap_err();
         let message = error.to_string();
         assert!(
-            message.ends_with("missing blobs/bbb.incomplete, blobs/ccc.9f.incomplete"),
+            message.ends_with("is incomplete; model.safetensors has 9 bytes of 10 or more"),
             "{message}"
         );
-        assert_eq!(error.hint().unwrap(), "finish the download with `hf download org/repo`");
+        assert_eq!(
+            error.hint().unwrap(),
+            "download it again with `hf download org/repo model.safetensors --revision v2 --force-download`"
+        );
+    }
+
+    // Links take a privilege on Windows.
+    #[cfg(unix)]
+    #[test]
+    fn links_to_blobs_that_are_gone_are_missing_files() {
+        for gone in ["config.json", "model.safetensors", "tokenizer.json"] {
+            let (cache, repository) = repository(&repository_files());
+            let file = cache.path().join(format!("models--org--repo/snapshots/{COMMIT}/{gone}"));
+            std::fs::remove_file(&file).unwrap();
+            std::os::unix::fs::symlink("../../blobs/gone", &file).unwrap();
+            let message = repository.complete_snapshot(None).unwrap_err().to_string();
+            assert!(message.ends_with(&format!("missing {gone}")), "{message}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use crate::{alias, name};
+use crate::{Cut, alias, name};
 
 /// The result of looking for a model.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -88,6 +88,18 @@ pub enum Error {
         /// The names of the missing files.
         missing: Vec<String>,
     },
+    /// Weights that were not copied or written to their end.
+    #[error("{} is incomplete; {}", path.display(), list(files))]
+    TooShort {
+        /// The model's folder.
+        path: PathBuf,
+        /// The Hugging Face repository.
+        repository: String,
+        /// The revision that was asked for.
+        revision: Option<String>,
+        /// The files.
+        files: Vec<Cut>,
+    },
     /// A file is there but does not say what it should.
     #[error("{} is not valid: {reason}", path.display())]
     Malformed {
@@ -157,6 +169,13 @@ impl Error {
             Error::Incomplete { repository: None, .. } => Some(
                 "a model folder needs config.json and all of its .safetensors files".to_owned(),
             ),
+            Error::TooShort { repository, revision, files, .. } => {
+                // What is there counts as downloaded, so it would be left as it is.
+                let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
+                let (names, revision) = (names.join(" "), revision.as_deref());
+                let download = download_command(&format!("{repository} {names}"), revision);
+                Some(format!("download it again with `{download} --force-download`"))
+            }
             Error::Gguf { .. } => Some(
                 "use the model's safetensors files: as its makers publish it, or quantised for MLX \
                  (mlx-community on Hugging Face has most)"
@@ -180,6 +199,10 @@ fn did_you_mean(suggestions: &[String]) -> Option<String> {
         return Some(format!("did you mean `{last}`?"));
     }
     Some(format!("did you mean `{}` or `{last}`?", others.join("`, `")))
+}
+
+fn list(files: &[Cut]) -> String {
+    files.iter().map(Cut::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn join(paths: &[PathBuf]) -> String {

@@ -1,9 +1,13 @@
 //! Which files a model folder needs, and which of them are missing.
 //!
 //! The index lists the shards; without one the shards' own names tell how many there are. A dangling link, as
-//! a cache cleaned by hand leaves behind, counts as missing. Contents are not checked here: `checkpoint` does.
+//! a cache cleaned by hand leaves behind, counts as missing. Contents are not checked here, except that [`cut`] finds
+//! weight files that are shorter than their own headers say: `checkpoint` checks the rest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
@@ -12,6 +16,12 @@ use crate::{Error, Result};
 
 /// The file that says which shard holds which tensor.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// The file that text goes through.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+
+/// As long as headers are read.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// An index of the largest known checkpoints is 30 MB; anything far beyond is not an index.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
@@ -54,10 +64,85 @@ pub(crate) fn missing(folder: &Path) -> Result<Vec<String>> {
     if !folder.join("config.json").is_file() {
         missing.push("config.json".to_owned());
     }
-    let index = folder.join(INDEX);
-    let shards = if is_present(&index) { indexed_shards(&index)? } else { named_shards(folder)? };
-    missing.extend(shards.into_iter().filter(|shard| !folder.join(shard).is_file()));
+    missing.extend(weights(folder)?.into_iter().filter(|name| !folder.join(name).is_file()));
+    // Some models have no text; one whose tokenizer was there once, or is on its way, has.
+    if is_present(&folder.join(TOKENIZER)) && !has_tokenizer(folder) {
+        missing.push(TOKENIZER.to_owned());
+    }
     Ok(missing)
+}
+
+/// Whether there is a tokenizer.
+pub(crate) fn has_tokenizer(folder: &Path) -> bool {
+    folder.join(TOKENIZER).is_file()
+}
+
+/// The weight files in `folder` that end before their own headers say, each with what it has and what it should have.
+/// Files that are missing, or that are no safetensors files at all, are not among them.
+pub(crate) fn cut(folder: &Path) -> Result<Vec<Cut>> {
+    let mut found = Vec::new();
+    for name in weights(folder)? {
+        let read = |source| Error::Read { path: folder.join(&name), source };
+        let Ok(file) = File::open(folder.join(&name)) else { continue };
+        let len_bytes = file.metadata().map_err(read)?.len();
+        let Some(needed_bytes) = needed_bytes(file, len_bytes).map_err(read)? else { continue };
+        if len_bytes < needed_bytes {
+            found.push(Cut { name, len_bytes, needed_bytes });
+        }
+    }
+    Ok(found)
+}
+
+/// The weight files that a model in `folder` needs, there or not.
+fn weights(folder: &Path) -> Result<BTreeSet<String>> {
+    let index = folder.join(INDEX);
+    if is_present(&index) { indexed_shards(&index) } else { named_shards(folder) }
+}
+
+/// A weight file that ends too early.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// The file.
+    pub name: String,
+    /// The bytes it has.
+    pub len_bytes: u64,
+    /// The bytes that it must have at least.
+    pub needed_bytes: u64,
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cut { name, len_bytes, needed_bytes } = self;
+        write!(f, "{name} has {len_bytes} bytes of {needed_bytes} or more")
+    }
+}
+
+/// The end of a safetensors header's last tensor, and what the beginning of one needs; `None` for a file that has no
+/// such header. Values that nothing can be made of are no reason to call a file too short.
+fn needed_bytes(file: File, len_bytes: u64) -> io::Result<Option<u64>> {
+    let mut prefix = Vec::with_capacity(8);
+    let mut file = file.take(8);
+    file.read_to_end(&mut prefix)?;
+    let Ok(prefix) = <[u8; 8]>::try_from(prefix) else { return Ok(Some(8)) };
+    let header_bytes = u64::from_le_bytes(prefix);
+    if header_bytes > HEADER_BYTES_MAX {
+        return Ok(None);
+    }
+    let data_start = 8 + header_bytes;
+    if len_bytes < data_start {
+        return Ok(Some(data_start));
+    }
+    file.set_limit(header_bytes);
+    let header: Result<BTreeMap<String, Entry>, _> = serde_json::from_reader(BufReader::new(file));
+    let Ok(header) = header else { return Ok(None) };
+    let end = header.values().filter_map(|entry| entry.data_offsets).map(|[_, end]| end).max();
+    Ok(Some(data_start.saturating_add(end.unwrap_or(0))))
+}
+
+/// What a header says of a tensor; its `__metadata__` says nothing of this.
+#[derive(Deserialize)]
+struct Entry {
+    data_offsets: Option<[u64; 2]>,
 }
 
 /// Whether there is a file or a link, dangling or not.
@@ -139,7 +224,7 @@ fn numbered(stem: &str) -> Option<(&str, usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::folder;
+    use crate::fixture::{WHOLE, folder};
 
     #[track_caller]
     fn check(files: &[(&str, &str)], expected: &[&str]) {
@@ -203,6 +288,57 @@ mod tests {
         assert_eq!(missing(folder.path()).unwrap(), ["model.safetensors"]);
         std::os::unix::fs::symlink("../blobs/gone", folder.path().join(INDEX)).unwrap();
         assert_eq!(missing(folder.path()).unwrap(), [INDEX]);
+    }
+
+    /// Expects this many bytes to be needed of a file with this text.
+    #[track_caller]
+    fn check_cut(text: &str, needed_bytes: Option<u64>) {
+        let folder = folder(&[CONFIG, ("model.safetensors", text)]);
+        let cut = cut(folder.path()).unwrap();
+        let expected = needed_bytes.map(|needed_bytes| Cut {
+            name: "model.safetensors".to_owned(),
+            len_bytes: text.len() as u64,
+            needed_bytes,
+        });
+        assert_eq!(cut, Vec::from_iter(expected));
+    }
+
+    #[test]
+    fn a_header_says_how_long_its_file_is() {
+        check_cut(WHOLE, None);
+        let with = |header: &str, data: &str| {
+            format!("{}\0\0\0\0\0\0\0{header}{data}", char::from(header.len() as u8))
+        };
+        let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+        let whole = with(header, "1234");
+        check_cut(&whole, None);
+        check_cut(&with(header, "12345"), None);
+        check_cut(&whole[..whole.len() - 1], Some(whole.len() as u64));
+        check_cut(&whole[..20], Some(8 + header.len() as u64));
+        check_cut(&whole[..7], Some(8));
+        check_cut("", Some(8));
+        // Damaged, and not for this module to judge.
+        for odd in ["not a header at all", &with("[]", ""), &with(r#"{"a":1}"#, "")] {
+            check_cut(odd, None);
+        }
+        let odd = r#"{"a":{"data_offsets":[0,18446744073709551615]}}"#;
+        check_cut(&with(odd, ""), Some(u64::MAX));
+    }
+
+    #[test]
+    fn every_indexed_file_is_looked_at() {
+        let index =
+            r#"{"weight_map":{"a":"x-1.safetensors","b":"x-2.safetensors","c":"x-3.safetensors"}}"#;
+        let files = [
+            CONFIG,
+            (INDEX, index),
+            ("x-1.safetensors", WHOLE),
+            ("x-2.safetensors", ""),
+            ("y.safetensors", ""),
+        ];
+        let names: Vec<_> =
+            cut(folder(&files).path()).unwrap().into_iter().map(|cut| cut.to_string()).collect();
+        assert_eq!(names, ["x-2.safetensors has 0 bytes of 8 or more"]);
     }
 
     #[test]

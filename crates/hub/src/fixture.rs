@@ -1,5 +1,8 @@
 //! Temporary folders with files in them.
 
+/// A weight file that is as long as it says: a header without tensors, and its length.
+pub(crate) const WHOLE: &str = "\u{2}\0\0\0\0\0\0\0{}";
+
 /// A folder with the given files.
 pub(crate) fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

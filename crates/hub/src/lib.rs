@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 pub use alias::{Alias, Target, aliases};
 pub use environment::Environment;
 pub use error::{Error, Result};
+pub use files::Cut;
 pub use list::{Installed, list};
 use name::Name;
 

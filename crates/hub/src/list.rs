@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::Environment;
 use crate::cache::{Repository, Snapshot};
-use crate::{Environment, files};
 
 /// A model in the cache.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -33,16 +33,13 @@ pub fn list(environment: &Environment) -> Vec<Installed> {
     for cache in environment.cache_folders() {
         for repository in Repository::all(&cache) {
             let plain = repository.snapshot(None);
-            let has_unfinished = !repository.unfinished().is_empty();
             for snapshot in repository.snapshots() {
                 let is_plain = plain.as_ref() == Some(&snapshot);
-                let missing = files::missing(&snapshot.path);
-                let has_all = missing.is_ok_and(|missing| missing.is_empty());
                 installed.push(Installed {
                     name: name(&repository, &snapshot, is_plain),
                     size_bytes: size_bytes(&snapshot.path),
                     model_type: model_type(&snapshot.path),
-                    complete: has_all && !has_unfinished,
+                    complete: repository.is_complete(&snapshot),
                     revision: snapshot.commit,
                     path: snapshot.path,
                 });
@@ -92,7 +89,7 @@ fn model_type(folder: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::folder;
+    use crate::fixture::{WHOLE, folder};
 
     /// Expects these (name, size, model type, complete).
     #[track_caller]
@@ -126,7 +123,7 @@ mod tests {
             &[
                 ("models--z--last/refs/main", "c1"),
                 ("models--z--last/snapshots/c1/config.json", r#"{"model_type":"qwen3_moe"}"#),
-                ("models--z--last/snapshots/c1/model.safetensors", "0123456789"),
+                ("models--z--last/snapshots/c1/model.safetensors", WHOLE),
                 ("models--z--last/snapshots/c1/assets/a.png", "0123"),
                 ("models--a--first/refs/main", "c2"),
                 ("models--a--first/snapshots/c2/config.json", "not json"),
@@ -142,24 +139,28 @@ mod tests {
             &[
                 ("models--a--b/refs/main", "c2"),
                 ("models--a--b/snapshots/c1/config.json", "{}"),
-                ("models--a--b/snapshots/c1/model.safetensors", ""),
+                ("models--a--b/snapshots/c1/model.safetensors", WHOLE),
                 ("models--a--b/snapshots/c2/config.json", "{}"),
             ],
-            &[("a/b", 2, None, false), ("a/b@c1", 2, None, true)],
+            &[("a/b", 2, None, false), ("a/b@c1", 12, None, true)],
         );
     }
 
     #[test]
-    fn an_unfinished_download_is_not_complete() {
-        check(
-            &[
-                ("models--a--b/refs/main", "c1"),
-                ("models--a--b/blobs/e.incomplete", "..."),
-                ("models--a--b/snapshots/c1/config.json", "{}"),
-                ("models--a--b/snapshots/c1/model.safetensors", ""),
-            ],
-            &[("a/b", 2, None, false)],
-        );
+    fn an_unfinished_download_of_what_is_needed_is_not_complete() {
+        let begun = [
+            ("models--a--b/refs/main", "c1"),
+            ("models--a--b/blobs/e.0123abcd.incomplete", "..."),
+            ("models--a--b/snapshots/c1/config.json", "{}"),
+        ];
+        let weights = ("models--a--b/snapshots/c1/model.safetensors", WHOLE);
+        let tokenizer = ("models--a--b/snapshots/c1/tokenizer.json", "{}");
+        check(&begun, &[("a/b", 2, None, false)]);
+        check(&[&begun[..], &[tokenizer]].concat(), &[("a/b", 4, None, false)]);
+        check(&[&begun[..], &[weights]].concat(), &[("a/b", 12, None, false)]);
+        check(&[&begun[..], &[weights, tokenizer]].concat(), &[("a/b", 14, None, true)]);
+        let cut = ("models--a--b/snapshots/c1/model.safetensors", &WHOLE[..9]);
+        check(&[&begun[..1], &begun[2..], &[cut]].concat(), &[("a/b", 11, None, false)]);
     }
 
     // Links take a privilege on Windows.

@@ -1,7 +1,7 @@
 //! What users type, against one small world: a cache below a home folder and a working folder.
 
 use super::*;
-use crate::fixture::folder;
+use crate::fixture::{WHOLE, folder};
 
 const CACHE: &str = "home/.cache/huggingface/hub";
 
@@ -12,16 +12,16 @@ fn world() -> (tempfile::TempDir, Environment) {
         (format!("{qwen}/refs/main"), "aaaaaaaa1"),
         (format!("{qwen}/refs/tuned"), "bbbbbbbb2"),
         (format!("{qwen}/snapshots/aaaaaaaa1/config.json"), "{}"),
-        (format!("{qwen}/snapshots/aaaaaaaa1/model.safetensors"), ""),
+        (format!("{qwen}/snapshots/aaaaaaaa1/model.safetensors"), WHOLE),
         (format!("{qwen}/snapshots/bbbbbbbb2/config.json"), "{}"),
-        (format!("{qwen}/snapshots/bbbbbbbb2/model.safetensors"), ""),
+        (format!("{qwen}/snapshots/bbbbbbbb2/model.safetensors"), WHOLE),
         (format!("{half}/refs/main"), "cccccccc3"),
         (format!("{half}/snapshots/cccccccc3/config.json"), "{}"),
         (
             format!("{half}/snapshots/cccccccc3/model.safetensors.index.json"),
             r#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#,
         ),
-        (format!("{half}/snapshots/cccccccc3/model-00001-of-00002.safetensors"), ""),
+        (format!("{half}/snapshots/cccccccc3/model-00001-of-00002.safetensors"), WHOLE),
         ("here/local/config.json".to_owned(), "{}"),
         ("here/local/model.safetensors".to_owned(), ""),
         ("here/local/notes.txt".to_owned(), ""),
