@@ -4,6 +4,9 @@
 
 mod answers;
 mod bench;
+// Links take a privilege on Windows.
+#[cfg(unix)]
+mod cache;
 mod chat;
 mod failures;
 mod models;

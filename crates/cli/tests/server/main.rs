@@ -20,6 +20,7 @@ mod served;
 mod speculation;
 mod thinking;
 mod turns;
+mod weights;
 
 use std::path::{Path, PathBuf};
 

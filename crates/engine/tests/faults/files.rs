@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::support::{
     Model, Outcome, PATIENCE, SLOTS, bank, failed, monotone, serve, varied, within_patience,
@@ -76,6 +76,29 @@ fn a_file_overwritten_in_place_is_noticed_before_it_is_used() {
         assert!(after(overwrite, SLOTS[0], "was changed while it was in use"));
         // What was read before it happened is right.
         assert!(!after(overwrite, SLOTS[1], ""));
+    });
+}
+
+#[test]
+fn a_file_that_is_touched_is_read_on() {
+    within_patience(|| {
+        for slots in SLOTS {
+            let later = SystemTime::now() + Duration::from_secs(100);
+            assert!(!after(|path| open(path).set_modified(later).unwrap(), slots, ""));
+        }
+    });
+}
+
+#[test]
+fn other_weights_below_the_same_header_are_noticed() {
+    within_patience(|| {
+        let overwrite = |path: &Path| {
+            let mut bytes = fs::read(path).unwrap();
+            let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            bytes[header..].iter_mut().for_each(|byte| *byte = !*byte);
+            open(path).write_all(&bytes).unwrap();
+        };
+        assert!(after(overwrite, SLOTS[0], "was changed while it was in use"));
     });
 }
 

@@ -8,6 +8,8 @@
 )]
 
 mod files;
+#[cfg(target_os = "linux")]
+mod ring;
 mod support;
 
 use std::sync::Arc;

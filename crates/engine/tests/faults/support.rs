@@ -107,18 +107,28 @@ impl Model {
 
     /// With so many slots on this disk, or all in memory.
     pub(crate) fn runner(&self, streamed: Option<(usize, Arc<Disk>)>, stall: Duration) -> Runner {
+        let method = Method { queue: Queue::Threads, depth: 6 };
+        let streamed = streamed.map(|(slots, disk)| (slots, disk as Arc<dyn Device>, method));
+        self.runner_on(streamed, stall)
+    }
+
+    /// The same with any device, read in any way.
+    pub(crate) fn runner_on(
+        &self,
+        streamed: Option<(usize, Arc<dyn Device>, Method)>,
+        stall: Duration,
+    ) -> Runner {
         let request = PlanRequest {
             context: Some(256),
             sequences: Some(4),
             chunk: Some(64),
-            expert_slots: streamed.as_ref().map(|(slots, _)| *slots),
+            expert_slots: streamed.as_ref().map(|(slots, ..)| *slots),
             streaming: if streamed.is_some() { Streaming::Always } else { Streaming::Never },
             ..PlanRequest::default()
         };
         let plan = Plan::new(&self.spec, &request).unwrap();
         let options = Options { threads: 2, stall, ..plan.options };
-        let device = streamed
-            .map(|(_, disk)| (disk as Arc<dyn Device>, Method { queue: Queue::Threads, depth: 6 }));
+        let device = streamed.map(|(_, device, method)| (device, method));
         Runner::load_from(&self.checkpoint, self.spec.clone(), &options, device, &|_, _| {})
             .unwrap()
     }
