@@ -99,14 +99,17 @@ impl Reaper {
                 self.lost += 1;
                 continue;
             }
+            let came = outcome(entry.result());
             if entry.user_data() == WAKE {
                 state.entries.is_armed = false;
+                // It would fail again.
+                let failed = |error: &io::Error| error.kind() != io::ErrorKind::Interrupted;
+                failure = failure.or(came.err().filter(failed));
                 continue;
             }
             let lane = entry.user_data() as usize;
             let Some(task) = state.lanes[lane] else { continue };
             self.handled = Some(lane);
-            let came = outcome(entry.result());
             match self.progress[lane].record(&task.read, came, &*core.device) {
                 Some(result) => {
                     state.finish(lane, &self.progress[lane], result.is_err(), now);
