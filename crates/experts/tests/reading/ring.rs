@@ -29,6 +29,16 @@ const EPERM: i32 = 1;
 
 const ALWAYS: Range<u32> = 0..u32::MAX;
 
+/// Waits until the reader reads in this way, or for long enough to be sure that it does not.
+fn wait_for_queue(reader: &Reader, expect: Queue) {
+    for _ in 0..10_000 {
+        if reader.queue() == expect {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Reads all wishes, some of them in a second call, and afterwards looks whether the memory stays as it is.
 fn read_twice(
     device: &Arc<dyn Device>,
@@ -60,12 +70,7 @@ fn read_twice(
     // What was told is the listener's: nobody writes to it any more.
     memory.fill(0xee);
     // What is refused again and again is given up after a while.
-    for _ in 0..2000 {
-        if reader.queue() == expect {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_for_queue(&reader, expect);
     let statistics = reader.statistics();
     assert_eq!((statistics.reads, statistics.failed), (wishes.len() as u64, 0));
     assert_eq!(statistics.queue, reader.queue());
@@ -260,6 +265,9 @@ fn what_the_kernel_has_taken_is_told_when_the_kernel_is_done() {
                 writer.write_all(&[b'r'; ALIGNMENT]).unwrap();
                 let told = listener.wait(1);
                 assert!(told.values().all(|told| matches!(told[..], [Ok(())])), "{told:?}");
+                // Before that, the ring would take the next read too.
+                wait_for_queue(&reader, Queue::Threads);
+                assert_eq!(reader.queue(), Queue::Threads);
             }
             for number in 3..6 {
                 submit(&reader, number);
