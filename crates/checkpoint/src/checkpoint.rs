@@ -12,14 +12,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::config::{CONFIG_LIMIT_BYTES, add_token_ids};
+use crate::config::{CONFIG_LIMIT_BYTES, CONFIG_NAME, add_token_ids};
 use crate::folder::{Bytes, Folder, OpenFile, allocate};
 use crate::{
     Config, Dtype, Error, FileIndex, Result, Source, Span, Tensor, Warning, safetensors, shards,
 };
 
-/// Larger than any published tokenizer.json (Gemma's has 33 MB).
-const SIDE_FILE_LIMIT_BYTES: u64 = 256 << 20;
+/// The most that is read of a side file. Each is larger than any published: tokenizers have up to 33 MB (Gemma),
+/// tokenizer_config.json up to 1.2 MB, where it lists added tokens, and templates less than 30 KB.
+const SIDE_FILE_LIMITS_BYTES: [(&str, u64); 5] = [
+    ("tokenizer.json", 64 << 20),
+    ("tokenizer_config.json", 16 << 20),
+    ("generation_config.json", 1 << 20),
+    ("chat_template.jinja", 4 << 20),
+    ("chat_template.json", 4 << 20),
+];
+
+/// The same for side files that are copied and not understood.
+const OTHER_FILE_LIMIT_BYTES: u64 = 256 << 20;
 
 /// How much is read at a time when a tensor is converted.
 const CONVERT_CHUNK_BYTES: usize = 1 << 20;
@@ -67,8 +77,8 @@ impl Checkpoint {
     }
 
     fn from_folder(folder: Folder) -> Result<Checkpoint> {
-        let config_path = folder.path_of("config.json");
-        let Some(json) = folder.read_small("config.json", CONFIG_LIMIT_BYTES)? else {
+        let config_path = folder.path_of(CONFIG_NAME);
+        let Some(json) = folder.read_small(CONFIG_NAME, CONFIG_LIMIT_BYTES)? else {
             return Err(Error::MissingFile { path: config_path });
         };
         let config = Config::parse(&json, &config_path)?;
@@ -121,15 +131,15 @@ impl Checkpoint {
         self.folder.path()
     }
 
-    /// A side file (tokenizer.json, chat_template.jinja …) whole; `None` when it is not there,
-    /// cannot be read or is absurdly large. [`Checkpoint::read_file`] says which.
-    pub fn file(&self, name: &str) -> Option<Vec<u8>> {
-        self.read_file(name).ok().flatten()
-    }
-
-    /// A side file whole; `None` only when it is not there.
+    /// A side file (tokenizer.json, chat_template.jinja …) whole; `None` only when it is not there.
     pub fn read_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        self.folder.read_small(name, SIDE_FILE_LIMIT_BYTES)
+        let own = SIDE_FILE_LIMITS_BYTES.iter().find(|(file, _)| *file == name);
+        let limit = match own {
+            Some((_, limit)) => *limit,
+            None if name == CONFIG_NAME => CONFIG_LIMIT_BYTES,
+            None => OTHER_FILE_LIMIT_BYTES,
+        };
+        self.folder.read_small(name, limit)
     }
 
     /// The `__metadata__` of the weight files, such as `format`: `mlx` or `pt`.
@@ -138,15 +148,15 @@ impl Checkpoint {
     }
 
     /// The tokens that end a text, from config.json and generation_config.json.
-    pub fn eos_token_ids(&self) -> Vec<u32> {
+    pub fn eos_token_ids(&self) -> Result<Vec<u32>> {
         let mut ids = self.config.eos_token_ids();
-        let generation = self.file("generation_config.json").unwrap_or_default();
+        let generation = self.read_file("generation_config.json")?.unwrap_or_default();
         if let Ok(generation) = serde_json::from_slice::<Value>(&generation)
             && let Some(value) = generation.get("eos_token_id")
         {
             add_token_ids(&mut ids, value);
         }
-        ids
+        Ok(ids)
     }
 
     /// The number of weight files.

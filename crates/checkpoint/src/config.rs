@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Quantization, Result};
 
+/// The file's name.
+pub(crate) const CONFIG_NAME: &str = "config.json";
+
 /// Larger than any published config.json (the largest list quantisation per tensor, about 1 MB).
 pub(crate) const CONFIG_LIMIT_BYTES: u64 = 16 << 20;
 
@@ -127,6 +130,11 @@ impl Config {
     /// What config.json says about quantisation, if it does so in MLX's words or is gpt-oss's own.
     pub fn quantization(&self) -> Option<&Quantization> {
         self.quantization.as_ref()
+    }
+
+    /// What errors name as the file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The whole file.

@@ -34,8 +34,8 @@ pub enum Error {
     NoWeights { folder: PathBuf, missing: Vec<String> },
 
     /// A side file is larger than anything of its kind should be.
-    #[error("{}: {got} bytes, the limit is {limit}", path.display())]
-    TooLarge { path: PathBuf, limit: u64, got: u64 },
+    #[error("{}: more than {limit} bytes, which is the limit for such a file", path.display())]
+    TooLarge { path: PathBuf, limit: u64 },
 
     /// The index names a file that is not a plain name inside the folder.
     #[error("{}: names {name:?}, which is not a file name inside the folder", path.display())]

@@ -11,6 +11,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use machine::file::Refusal;
+
 use crate::{Error, Result};
 
 /// A file's bytes in memory. A clone is another handle to the same bytes.
@@ -128,39 +130,42 @@ impl Folder {
                 len_bytes: bytes.as_slice().len() as u64,
                 content: Content::Memory(bytes.clone()),
             })),
-            Folder::Disk(_) => open_disk(path),
+            Folder::Disk(_) => match machine::file::open(&path) {
+                Ok(found) => Ok(found.map(|(file, len_bytes)| OpenFile {
+                    path,
+                    len_bytes,
+                    content: Content::Disk(file),
+                })),
+                Err(refusal) => Err(refused(path, refusal, u64::MAX)),
+            },
         }
     }
 
     /// A whole file of at most `limit` bytes; `None` when there is none of that name.
     pub(crate) fn read_small(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
-        let Some(file) = self.open(name)? else { return Ok(None) };
-        if file.len_bytes > limit {
-            return Err(Error::TooLarge { path: file.path, limit, got: file.len_bytes });
+        if !is_plain_name(name) {
+            return Ok(None);
         }
-        let mut bytes = allocate(&file.path, file.len_bytes, "the file")?;
-        file.read_at(0, &mut bytes)?;
-        Ok(Some(bytes))
+        let path = self.path_of(name);
+        match self {
+            Folder::Memory(files) => match files.get(name) {
+                Some(bytes) if bytes.len() as u64 > limit => {
+                    Err(refused(path, Refusal::TooLarge, limit))
+                }
+                found => Ok(found.map(|bytes| bytes.to_vec())),
+            },
+            Folder::Disk(_) => {
+                machine::file::read(&path, limit).map_err(|refusal| refused(path, refusal, limit))
+            }
+        }
     }
 }
 
-fn open_disk(path: PathBuf) -> Result<Option<OpenFile>> {
-    // Asked before opening: opening a pipe would wait for its writer.
-    match fs::metadata(&path) {
-        Ok(metadata) if !metadata.is_file() => return Err(Error::NotAFile { path }),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(Error::Io { path, operation: "open", source }),
-    }
-    let opened = File::open(&path).and_then(|file| {
-        let len_bytes = file.metadata()?.len();
-        Ok((file, len_bytes))
-    });
-    match opened {
-        Ok((file, len_bytes)) => {
-            Ok(Some(OpenFile { path, len_bytes, content: Content::Disk(file) }))
-        }
-        Err(source) => Err(Error::Io { path, operation: "open", source }),
+fn refused(path: PathBuf, refusal: Refusal, limit: u64) -> Error {
+    match refusal {
+        Refusal::NotAFile => Error::NotAFile { path },
+        Refusal::TooLarge => Error::TooLarge { path, limit },
+        Refusal::Io { operation, source } => Error::Io { path, operation, source },
     }
 }
 

@@ -23,6 +23,9 @@ const NAME_LIMIT_BYTES: usize = 1024;
 /// The most dimensions of a tensor. Real ones have at most five.
 const DIMENSION_LIMIT: usize = 16;
 
+/// The most entries of `__metadata__`. Real ones have a handful.
+const METADATA_LIMIT: usize = 1 << 16;
+
 /// What one header says.
 #[derive(Debug, Default)]
 pub struct Header {
@@ -137,6 +140,8 @@ struct RawEntry {
 
 struct Shape(Vec<usize>);
 
+struct Metadata(BTreeMap<String, String>);
+
 impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(HeaderVisitor)
@@ -156,7 +161,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         let mut header = RawHeader::default();
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
-                header.metadata = map.next_value()?;
+                let Metadata(metadata) = map.next_value()?;
+                header.metadata = metadata;
                 continue;
             }
             if name.len() > NAME_LIMIT_BYTES {
@@ -171,6 +177,34 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             header.tensors.push((name, entry));
         }
         Ok(header)
+    }
+}
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MetadataVisitor)
+    }
+}
+
+struct MetadataVisitor;
+
+impl<'de> Visitor<'de> for MetadataVisitor {
+    type Value = Metadata;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a map of strings to strings")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
+        let mut metadata = BTreeMap::new();
+        while let Some((key, value)) = map.next_entry()? {
+            if metadata.len() == METADATA_LIMIT {
+                let message = format!("more than {METADATA_LIMIT} entries of __metadata__");
+                return Err(de::Error::custom(message));
+            }
+            metadata.insert(key, value);
+        }
+        Ok(Metadata(metadata))
     }
 }
 

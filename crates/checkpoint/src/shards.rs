@@ -14,8 +14,8 @@ use crate::{Error, Result};
 /// The index of a sharded checkpoint.
 pub(crate) const INDEX_NAME: &str = "model.safetensors.index.json";
 
-/// Larger than the index of the largest published model (about 90,000 tensors, 9 MB).
-const INDEX_LIMIT_BYTES: u64 = 100_000_000;
+/// Larger than the index of the largest published models (30 MB).
+const INDEX_LIMIT_BYTES: u64 = 64 << 20;
 
 /// The weight files to open, in order, and what the index promised beyond them.
 #[derive(Debug, Default)]

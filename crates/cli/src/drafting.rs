@@ -195,7 +195,7 @@ fn draft_plan(draft: &OpenModel, target: &Plan) -> Result<Plan> {
 /// Refuses a draft whose tokens mean something else.
 fn check_tokenizers(model: &OpenModel, draft: &OpenModel) -> Result<()> {
     let tokenizer = |of: &OpenModel| -> Result<Option<Tokenizer>> {
-        let file = of.checkpoint.file("tokenizer.json");
+        let file = of.checkpoint.read_file("tokenizer.json")?;
         Ok(file.map(|bytes| Tokenizer::from_bytes(&bytes)).transpose()?)
     };
     let (Some(own), Some(other)) = (tokenizer(model)?, tokenizer(draft)?) else {

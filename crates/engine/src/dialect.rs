@@ -1,7 +1,7 @@
 //! How a model speaks: tokenizer, chat template, end tokens, and what its makers sample with.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use checkpoint::Checkpoint;
 use serde_json::Value;
@@ -12,6 +12,15 @@ use text::{
 };
 
 use crate::{Error, FinishReason, Result, SamplingParams};
+
+/// The files that say how a model speaks, its tokenizer excepted.
+const SIDE_FILES: [&str; 5] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
 
 /// Everything between text and tokens of one model.
 #[derive(Debug)]
@@ -57,9 +66,14 @@ pub struct Heard {
 impl Dialect {
     /// Reads the side files of a checkpoint.
     pub fn open(checkpoint: &Checkpoint) -> Result<Dialect> {
-        let read = |name: &str| checkpoint.file(name);
-        let tokenizer = read("tokenizer.json").ok_or(Error::NoTokenizer)?;
+        let tokenizer = checkpoint.read_file("tokenizer.json")?.ok_or(Error::NoTokenizer)?;
         let tokenizer = Tokenizer::from_bytes(&tokenizer)?;
+        // Whatever keeps one of them from being read is told: a model without its template speaks another language.
+        let mut side_files = BTreeMap::new();
+        for name in SIDE_FILES {
+            side_files.extend(checkpoint.read_file(name)?.map(|bytes| (name, bytes)));
+        }
+        let read = |name: &str| side_files.get(name).cloned();
         let files = TemplateFiles::find(read)?;
         let template = files.as_ref().map(ChatTemplate::from_files).transpose()?;
         let source = files.map_or_else(String::new, |files| {

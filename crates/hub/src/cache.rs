@@ -14,6 +14,9 @@ use crate::{Error, Result, files};
 
 const DEFAULT_REVISION: &str = "main";
 
+/// A reference is the name of a commit: 40 hexadecimal digits.
+const REFERENCE_BYTES_MAX: u64 = 4096;
+
 /// One repository's folder.
 pub(crate) struct Repository {
     pub(crate) name: String,
@@ -118,8 +121,9 @@ impl Repository {
 
     /// The commit that a branch or tag meant at the last download.
     fn reference(&self, revision: &str) -> Option<String> {
-        let text = std::fs::read_to_string(self.folder.join("refs").join(revision)).ok()?;
-        Some(text.trim().to_owned())
+        let path = self.folder.join("refs").join(revision);
+        let commit = machine::file::read(&path, REFERENCE_BYTES_MAX).ok()??;
+        Some(std::str::from_utf8(&commit).ok()?.trim().to_owned())
     }
 
     /// Downloads that have begun and not ended. One whose finished twin is there is only litter.

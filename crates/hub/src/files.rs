@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
+use machine::file::Refusal;
 use serde::Deserialize;
 
 use crate::{Error, Result};
@@ -24,7 +25,7 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// An index of the largest known checkpoints is 30 MB; anything far beyond is not an index.
-const INDEX_BYTES_MAX: u64 = 256 << 20;
+const INDEX_BYTES_MAX: u64 = 64 << 20;
 
 /// An error that names what is missing from `folder`, if anything is.
 pub(crate) fn require_complete(folder: &Path) -> Result<()> {
@@ -156,16 +157,20 @@ struct Index {
 }
 
 fn indexed_shards(path: &Path) -> Result<BTreeSet<String>> {
-    let Ok(metadata) = path.metadata() else {
-        return Ok(BTreeSet::from([INDEX.to_owned()]));
-    };
     let malformed = |reason: String| Error::Malformed { path: path.to_owned(), reason };
-    if metadata.len() > INDEX_BYTES_MAX {
-        return Err(malformed(format!("{} bytes is too large for an index", metadata.len())));
-    }
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    let index: Index = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+    let json = match machine::file::read(path, INDEX_BYTES_MAX) {
+        Ok(Some(json)) => json,
+        Ok(None) => return Ok(BTreeSet::from([INDEX.to_owned()])),
+        Err(Refusal::NotAFile) => return Err(malformed("it is not a plain file".to_owned())),
+        Err(Refusal::TooLarge) => {
+            return Err(malformed(format!("it has more than {INDEX_BYTES_MAX} bytes")));
+        }
+        Err(Refusal::Io { source, .. }) => {
+            return Err(Error::Read { path: path.to_owned(), source });
+        }
+    };
+    let index: Index =
+        serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
     let mut shards = BTreeSet::new();
     for (tensor, shard) in index.weight_map {
         let shard = shard.as_str().filter(|shard| is_inside(shard)).ok_or_else(|| {

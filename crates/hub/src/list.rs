@@ -76,14 +76,17 @@ fn size_bytes(folder: &Path) -> u64 {
     walk(folder, 0)
 }
 
+/// Larger than any published config.json.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
 #[derive(Deserialize)]
 struct Config {
     model_type: Option<String>,
 }
 
 fn model_type(folder: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
-    serde_json::from_str::<Config>(&text).ok()?.model_type
+    let json = machine::file::read(&folder.join("config.json"), CONFIG_BYTES_MAX).ok()??;
+    serde_json::from_slice::<Config>(&json).ok()?.model_type
 }
 
 #[cfg(test)]

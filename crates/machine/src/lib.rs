@@ -11,6 +11,7 @@ pub mod date;
 pub mod disk;
 pub mod doctor;
 pub mod facts;
+pub mod file;
 pub mod files;
 pub mod memory;
 pub mod pages;

@@ -17,6 +17,18 @@ pub enum Error {
         /// What there is.
         supported: String,
     },
+    /// A config value that no model has.
+    #[error("{}: `{key}` is {got}, expected {expected}", path.display())]
+    ConfigValue {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The key, after those of the tables around it.
+        key: String,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
     /// A config value that this architecture cannot have.
     #[error("config.json: `{key}` is {got}, expected {expected}")]
     Config {

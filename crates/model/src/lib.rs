@@ -12,6 +12,7 @@ mod blocks;
 mod decoder;
 mod error;
 mod head;
+mod limits;
 mod load;
 mod rope;
 mod spec;

@@ -17,7 +17,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("text", &[]),
     ("model", &["checkpoint", "compute", "state"]),
     ("engine", &["machine", "checkpoint", "compute", "state", "model", "text", "experts"]),
-    ("hub", &[]),
+    ("hub", &["machine"]),
     ("server", &["machine", "engine", "text"]),
 ];
 const KNOWS_EVERYTHING: &str = "cli";

@@ -101,7 +101,7 @@ pub(crate) fn files(files: Vec<(String, Vec<u8>)>) {
 
 fn ask(checkpoint: &Checkpoint) {
     let _ = (checkpoint.total_bytes(), checkpoint.eos_token_ids(), checkpoint.metadata("format"));
-    let _ = (checkpoint.file("tokenizer.json"), checkpoint.file("../config.json"));
+    let _ = (checkpoint.read_file("tokenizer.json"), checkpoint.read_file("../config.json"));
     for tensor in checkpoint.tensors() {
         let _ = checkpoint.read_f32(tensor);
         let mut byte = [0];

@@ -71,7 +71,8 @@ fn facts(model: &OpenModel) -> Facts {
     let moe = spec.moe_layers().next().map(|(_, moe)| moe);
     let (dialect, text_error) = match Dialect::open(&model.checkpoint) {
         Ok(dialect) => (Some(dialect), None),
-        Err(error) => (None, Some(error.to_string())),
+        // With its causes: they say whether a file is missing, broken or could not be opened.
+        Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
     };
     let end_tokens = dialect.iter().flat_map(|dialect| {
         dialect

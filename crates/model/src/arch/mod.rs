@@ -15,7 +15,7 @@ pub mod qwen3_next;
 
 use checkpoint::Checkpoint;
 
-use crate::{DecoderSpec, Error, Result, Tensors};
+use crate::{DecoderSpec, Error, Result, Tensors, limits};
 
 type SpecOf = fn(&Tensors<'_>) -> Result<DecoderSpec>;
 
@@ -64,6 +64,7 @@ pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
             supported: names.join(", "),
         });
     };
+    limits::check(checkpoint.config())?;
     for (part, names) in PARTS {
         checkpoint.skip(part, names);
     }

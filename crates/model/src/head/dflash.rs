@@ -12,7 +12,7 @@ use super::{Anchor, DflashSpec, Head, HeadKind, HeadSegment, HeadSpec, Proposal}
 use crate::batch::{Batch, Logits, SegmentKind};
 use crate::blocks::{Attention, Frame, attention, dense};
 use crate::spec::{DecoderSpec, LayerSpec, MixerSpec};
-use crate::{Decoder, Error, Result, Tensors};
+use crate::{Decoder, Error, Result, Tensors, limits};
 
 /// Rows of a block: beyond them a window's pages would not hold the draft.
 const LONGEST_BLOCK: usize = compute::memory::BLOCK;
@@ -38,6 +38,7 @@ impl HeadSpec {
             }
         }
         let config = checkpoint.config();
+        limits::check(config)?;
         for key in SCALES {
             if let Some(got) = config.f64(key).filter(|&scale| scale != 1.0) {
                 let expected = "1 or nothing".into();
