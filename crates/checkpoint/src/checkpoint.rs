@@ -22,7 +22,7 @@ use crate::{
 /// tokenizer_config.json up to 1.2 MB, where it lists added tokens, and templates less than 30 KB.
 const SIDE_FILE_LIMITS_BYTES: [(&str, u64); 5] = [
     ("tokenizer.json", 64 << 20),
-    ("tokenizer_config.json", 16 << 20),
+    ("tokenizer_config.json", 8 << 20),
     ("generation_config.json", 1 << 20),
     ("chat_template.jinja", 4 << 20),
     ("chat_template.json", 4 << 20),

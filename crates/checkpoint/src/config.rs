@@ -14,7 +14,7 @@ use crate::{Error, Quantization, Result};
 pub(crate) const CONFIG_NAME: &str = "config.json";
 
 /// Larger than any published config.json (the largest list quantisation per tensor, about 1 MB).
-pub(crate) const CONFIG_LIMIT_BYTES: u64 = 16 << 20;
+pub(crate) const CONFIG_LIMIT_BYTES: u64 = 4 << 20;
 
 /// A parsed config.json.
 #[derive(Clone, Debug)]

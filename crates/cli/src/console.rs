@@ -206,11 +206,14 @@ pub(crate) fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..columns.len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
-        let cells =
-            row.iter().zip(columns).zip(&widths).map(|((cell, align), &width)| match align {
-                Align::Left => format!("{cell:<width$}"),
-                Align::Right => format!("{cell:>width$}"),
-            });
+        let cells = row.iter().zip(columns).zip(&widths).map(|((cell, align), &width)| {
+            // By hand: formats take no width beyond 65,535, and a cell may have any.
+            let rest = " ".repeat(width.saturating_sub(cell.chars().count()));
+            match align {
+                Align::Left => format!("{cell}{rest}"),
+                Align::Right => format!("{rest}{cell}"),
+            }
+        });
         let line = cells.collect::<Vec<_>>().join("  ");
         text.push_str(line.trim_end());
         text.push('\n');
@@ -229,6 +232,14 @@ mod tests {
             rows.iter().map(|row| row.iter().map(|cell| (*cell).to_owned()).collect()).collect();
         let text = table(&[Align::Left, Align::Right, Align::Left], &rows);
         assert_eq!(text, "weights   1.5 GB  28 layers\nkv       12.0 MB\n");
+    }
+
+    #[test]
+    fn a_cell_may_be_longer_than_a_format_takes() {
+        let long = "a".repeat(70_000);
+        let rows = [vec!["b".to_owned(), "1".to_owned()], vec![long.clone(), "2".to_owned()]];
+        let text = table(&[Align::Left, Align::Right], &rows);
+        assert_eq!(text, format!("b{}  1\n{long}  2\n", " ".repeat(69_999)));
     }
 
     #[test]

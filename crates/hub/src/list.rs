@@ -77,7 +77,7 @@ fn size_bytes(folder: &Path) -> u64 {
 }
 
 /// Larger than any published config.json.
-const CONFIG_BYTES_MAX: u64 = 16 << 20;
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
 #[derive(Deserialize)]
 struct Config {

@@ -10,6 +10,10 @@ use std::collections::BTreeSet;
 use crate::tokenizer::{Scheme, byte_level_bytes, fallback_byte, replace_all};
 use crate::{Error, Result, Tokenizer};
 
+/// Tokens that may give no text, or half a character, before they are let go. A window is decoded for each token,
+/// so one that never moved would take time by the square of the answer.
+const MOST_WAITING: usize = 256;
+
 /// Incremental detokeniser of one sequence.
 #[derive(Debug)]
 pub struct Detokenizer {
@@ -134,10 +138,12 @@ impl Detokenizer {
         let State::Window { ids, prefix, read } = &mut self.state else { return Ok(String::new()) };
         let before = self.tokenizer.decode(&ids[*prefix..*read], false)?;
         let after = self.tokenizer.decode(&ids[*prefix..], false)?;
-        if after.len() <= before.len() || (after.ends_with('\u{FFFD}') && !finish) {
+        let waits = after.len() <= before.len() || (after.ends_with('\u{FFFD}') && !finish);
+        if waits && ids.len() - *read < MOST_WAITING {
             return Ok(String::new());
         }
-        let text = after.get(before.len()..).map(str::to_owned).ok_or_else(|| Error::Decode {
+        let before = before.len().min(after.len());
+        let text = after.get(before..).map(str::to_owned).ok_or_else(|| Error::Decode {
             tokens: ids.len() - *prefix,
             reason: "the decoder rewrote text it had already given".to_owned(),
         })?;

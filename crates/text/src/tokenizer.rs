@@ -4,6 +4,11 @@
 //! depends on the decoder the file declares, so the decoder is classified once into a [`Scheme`];
 //! the detokeniser streams exactly for the two schemes language models use and falls back for the rest.
 
+mod boundary;
+mod check;
+mod load;
+mod outline;
+mod pattern;
 mod reach;
 
 use std::collections::BTreeSet;
@@ -12,12 +17,9 @@ use std::sync::{Arc, OnceLock};
 
 use tokenizers::Model;
 
+use self::boundary::guarded;
 use self::reach::Reach;
 use crate::{Error, Result};
-
-/// Words whose tokens each thread that encodes remembers. One of 255 bytes takes 9 KB, and the crate's own 10,000 let
-/// anybody who sends odd words fill 90 MB a thread.
-const CACHED_WORDS: usize = 1000;
 
 /// Bytes of text a token up to which a text is encoded without asking first how many tokens it has at least.
 const SHORT_BYTES: usize = 4;
@@ -60,18 +62,8 @@ impl Tokenizer {
     pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self> {
         // A second thread pool beside the decode threads costs more than it gives; the switch is global.
         tokenizers::utils::parallelism::set_parallelism(false);
-        let mut inner = tokenizers::Tokenizer::from_bytes(tokenizer_json)
-            .map_err(|error| Error::TokenizerFile { reason: error.to_string() })?;
-        // Some files carry the truncation and padding of their training run: a prompt is never cut silently.
-        inner
-            .with_truncation(None)
-            .map_err(|error| Error::TokenizerFile { reason: error.to_string() })?;
-        inner.with_padding(None);
-        // There is no way to the model but to put another in its place.
-        let mut model = inner.get_model().clone();
-        model.resize_cache(CACHED_WORDS);
-        inner.with_model(model);
-
+        let refused = |reason| Error::TokenizerFile { reason };
+        let inner = load::load(tokenizer_json).map_err(refused)?;
         let scheme = Scheme::of(&inner);
         let vocabulary = inner.get_added_vocabulary();
         let added = vocabulary.get_added_tokens_decoder();
@@ -91,12 +83,12 @@ impl Tokenizer {
     /// Token ids of `text`. With `add_special_tokens` the file's post-processor adds its BOS and EOS;
     /// rendered chat templates are encoded without.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .shared
-            .inner
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| Error::Encode { bytes: text.len(), reason: error.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+        let encode = || {
+            let encoding = self.shared.inner.encode_fast(text, add_special_tokens);
+            encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|error| error.to_string())
+        };
+        let tokens = guarded(encode).and_then(|tokens| tokens);
+        tokens.map_err(|reason| Error::Encode { bytes: text.len(), reason })
     }
 
     /// The same, or [`Error::TooManyTokens`] if there are more than `most`. Encoding takes a hundred bytes of memory
@@ -129,10 +121,12 @@ impl Tokenizer {
 
     /// The text of a whole token sequence. Ids outside the vocabulary contribute nothing.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.shared
-            .inner
-            .decode(ids, skip_special_tokens)
-            .map_err(|error| Error::Decode { tokens: ids.len(), reason: error.to_string() })
+        let decode = || {
+            let text = self.shared.inner.decode(ids, skip_special_tokens);
+            text.map_err(|error| error.to_string())
+        };
+        let text = guarded(decode).and_then(|text| text);
+        text.map_err(|reason| Error::Decode { tokens: ids.len(), reason })
     }
 
     /// One more than the largest token id, added tokens included.

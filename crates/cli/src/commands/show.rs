@@ -156,6 +156,38 @@ fn sampling(dialect: &Dialect) -> BTreeMap<&'static str, f64> {
     pairs.into_iter().filter(|p| p.1 != p.2).map(|p| (p.0, decimal(p.1))).collect()
 }
 
+/// End tokens that are shown, and characters of each: a file may name any number of any length.
+const END_TOKENS: usize = 16;
+const END_TOKEN_CHARS: usize = 40;
+
+/// Characters of an error that are shown.
+const ERROR_CHARS: usize = 1000;
+
+/// The tokens that end an answer, as far as they fit in a line.
+fn ends(tokens: &[String]) -> String {
+    let mut shown: Vec<String> =
+        tokens.iter().take(END_TOKENS).map(|token| one_line(token, END_TOKEN_CHARS)).collect();
+    if tokens.len() > END_TOKENS {
+        shown.push(format!("and {} more", tokens.len() - END_TOKENS));
+    }
+    shown.join(" ")
+}
+
+/// What a file says, without the control characters that a terminal would obey.
+fn one_line(text: &str, most_chars: usize) -> String {
+    let mut line = String::new();
+    for character in text.chars().take(most_chars) {
+        match character.is_control() {
+            true => line.extend(character.escape_default()),
+            false => line.push(character),
+        }
+    }
+    if text.chars().nth(most_chars).is_some() {
+        line.push('…');
+    }
+    line
+}
+
 fn text(facts: &Facts) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut row = |name: &str, value: String| rows.push(vec![format!("  {name}"), value]);
@@ -181,8 +213,8 @@ fn text(facts: &Facts) -> String {
     row("context", format!("{} positions", facts.context));
     row("vocabulary", format!("{} tokens", facts.vocabulary));
     let tokenizer = match (facts.tokenizer, &facts.text_error) {
-        (Some(size), _) => format!("{size} tokens, ends at {}", facts.end_tokens.join(" ")),
-        (None, error) => error.clone().unwrap_or_default(),
+        (Some(size), _) => format!("{size} tokens, ends at {}", ends(&facts.end_tokens)),
+        (None, error) => one_line(error.as_deref().unwrap_or_default(), ERROR_CHARS),
     };
     row("tokenizer", tokenizer);
     row("chat template", if facts.chat_template { "yes" } else { "no" }.to_owned());

@@ -16,6 +16,9 @@ use super::{Scheme, Tokenizer, replace_all};
 /// Bytes that are looked at together. What no token contains ends every token before it does.
 const WIDTHS: [usize; 4] = [2, 4, 8, 16];
 
+/// Bytes of all tokens from which on tables would be larger than what they save. Gemma's have 3 MB.
+const MOST_BYTES: usize = 16 << 20;
+
 /// Bytes of text that are normalised at once.
 const BLOCK_BYTES: usize = 16 << 10;
 
@@ -96,7 +99,8 @@ impl Reach {
             tokens.push(format!(" {}", token.content).into_bytes());
         }
         let longest = tokens.iter().map(Vec::len).max()?;
-        if longest > usize::from(u16::MAX) || !spells_every_byte(&tokens) {
+        let all: usize = tokens.iter().map(Vec::len).sum();
+        if all > MOST_BYTES || longest > usize::from(u16::MAX) || !spells_every_byte(&tokens) {
             return None;
         }
         let replacements = match tokenizer.scheme() {
