@@ -46,6 +46,13 @@ fn rope_of(
         });
     }
     let dim = ((head_dim as f64 * partial) as usize) & !1;
+    if dim == 0 {
+        return Err(Error::Config {
+            key: "partial_rotary_factor",
+            expected: format!("at least two of the {head_dim} dimensions of a head"),
+            got: partial.to_string(),
+        });
+    }
     let kind = scaling
         .and_then(|s| s.get("rope_type").or_else(|| s.get("type")))
         .and_then(Value::as_str)
