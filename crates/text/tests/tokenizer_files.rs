@@ -20,7 +20,7 @@ fn the_corpus_and_its_neighbours_end_well() {
         exercise(&seed);
         for place in 0..seed.len() {
             exercise(&seed[..place]);
-            for byte in [b'0', b'9', b'"', b'[', b'}', b',', seed[place] ^ 1] {
+            for byte in [b'9', b'"', b',', seed[place] ^ 1] {
                 let mut changed = seed.clone();
                 changed[place] = byte;
                 exercise(&changed);

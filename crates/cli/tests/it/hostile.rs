@@ -118,7 +118,7 @@ fn padding_and_truncation_of_a_training_run_cost_nothing() {
         tokenizer["padding"] = json!({"strategy": {"Fixed": 1_000_000_000}, "direction": "Right",
             "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"});
     });
-    assert_has(&show(&home).good(), &["4096 tokens, ends at <|im_end|>"]);
+    assert_has(&show(&home).good(), &["4096 tokens, ends at <|endoftext|> <|im_end|>"]);
 }
 
 #[test]
@@ -126,12 +126,12 @@ fn a_token_may_be_longer_than_a_line() {
     let home = home();
     let long = "a".repeat(70_000);
     edit(&home, "tokenizer.json", |tokenizer| {
-        // Many, one of them with what a terminal would obey.
-        tokenizer["model"]["vocab"][&long] = json!(4090);
-        tokenizer["model"]["vocab"]["\u{1b}[2J"] = json!(4091);
+        tokenizer["model"]["vocab"][&long] = json!(4100);
+        // What a terminal would obey.
+        tokenizer["model"]["vocab"]["\u{1b}[2J"] = json!(4101);
     });
     edit(&home, "generation_config.json", |config| {
-        config["eos_token_id"] = (4000..4096).rev().collect();
+        config["eos_token_id"] = (4100..4200).collect();
     });
     let shown = show(&home).good();
     assert_has(&shown, &[&format!("{}…", "a".repeat(40)), "\\u{1b}[2J", "more\n"]);

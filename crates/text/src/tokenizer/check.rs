@@ -33,7 +33,7 @@ const LONGEST_STRING_BYTES: usize = 1024;
 const LONGEST_PIECE_BYTES: usize = 512;
 
 /// The most nodes in the tree of a Unigram model, each of some 200 bytes.
-const MOST_PIECE_NODES: usize = 3 << 20;
+const MOST_PIECE_NODES: usize = 2 << 20;
 
 /// The most states of the automaton that finds added tokens, each of some 150 bytes while it is built.
 const MOST_ADDED_STATES: usize = 3 << 20;

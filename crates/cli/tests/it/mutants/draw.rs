@@ -28,7 +28,7 @@ impl Draw {
         self.below(count) == 0
     }
 
-    pub(super) fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
-        &choices[self.below(choices.len())]
+    pub(super) fn pick<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())].clone()
     }
 }

@@ -81,7 +81,7 @@ fn normalizer(draw: &mut Draw) -> Value {
         1 => {
             // A tree of words that lead anywhere.
             let letters = b"ABCDwxyz0189+/";
-            let body: String = (0..128).map(|_| char::from(*draw.pick(letters))).collect();
+            let body: String = (0..128).map(|_| char::from(draw.pick(letters))).collect();
             charsmap(&format!("QAAAA{body}AA="))
         }
         2 => replace(json!({"String": ""}), "a"),
@@ -94,7 +94,7 @@ fn normalizer(draw: &mut Draw) -> Value {
         }
         8 => json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
             "strip_accents": null, "lowercase": true}),
-        _ => nested("Sequence", "normalizers", *draw.pick(&[3, 11, 30, 120])),
+        _ => nested("Sequence", "normalizers", draw.pick(&[3, 11, 30, 120])),
     }
 }
 
@@ -116,7 +116,7 @@ fn pre_tokenizer(draw: &mut Draw) -> Value {
             sequence("pretokenizers", vec![step; draw.below(40)])
         }
         6 => json!({"type": draw.pick(&["UnicodeScripts", "Whitespace", "BertPreTokenizer", "X"])}),
-        _ => nested("Sequence", "pretokenizers", *draw.pick(&[3, 11, 30, 120])),
+        _ => nested("Sequence", "pretokenizers", draw.pick(&[3, 11, 30, 120])),
     }
 }
 
@@ -132,7 +132,7 @@ fn post_processor(draw: &mut Draw) -> Value {
         2 => json!({"type": "RobertaProcessing", "sep": ["a", 4294967295_u32], "cls": ["b", 0],
             "trim_offsets": true, "add_prefix_space": true}),
         3 => json!({"type": "BertProcessing", "sep": ["", 0], "cls": ["b", 0]}),
-        _ => nested("Sequence", "processors", *draw.pick(&[3, 11, 30, 120])),
+        _ => nested("Sequence", "processors", draw.pick(&[3, 11, 30, 120])),
     }
 }
 
@@ -146,7 +146,7 @@ fn decoder(draw: &mut Draw) -> Value {
         3 => json!({"type": "WordPiece", "prefix": "a".repeat(draw.below(3000)), "cleanup": true}),
         4 => json!({"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": true}),
         5 => sequence("decoders", vec![replace(json!({"Regex": "."}), "aaaa"); draw.below(40)]),
-        _ => nested("Sequence", "decoders", *draw.pick(&[3, 11, 30, 120])),
+        _ => nested("Sequence", "decoders", draw.pick(&[3, 11, 30, 120])),
     }
 }
 

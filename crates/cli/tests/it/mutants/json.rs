@@ -70,7 +70,8 @@ pub(super) fn change(value: &mut Value, draw: &mut Draw) -> String {
 /// The text of a value, with what marked strings stand for.
 pub(super) fn text(value: &Value) -> String {
     let text = value.to_string().replace(TWICE, "");
-    let mut parts = text.split(&format!("\"{RAW}"));
+    let mark = format!("\"{RAW}");
+    let mut parts = text.split(&mark);
     let mut whole = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let (raw, rest) = part.split_once('"').unwrap_or((part, ""));
@@ -127,7 +128,7 @@ fn mutate(value: &mut Value, draw: &mut Draw) -> String {
         }
         Value::String(text) => {
             match draw.below(4) {
-                0 => *text = (*draw.pick(&STRINGS)).to_owned(),
+                0 => *text = draw.pick(&STRINGS).to_owned(),
                 1 => *text = text.repeat(1 + draw.below(2000)),
                 2 => text.push_str(draw.pick(&STRINGS)),
                 _ => *text = text.chars().take(text.chars().count() / 2).collect(),
@@ -148,7 +149,7 @@ fn change_list(list: &mut Vec<Value>, draw: &mut Draw) -> String {
         0 => list.clear(),
         1 if !list.is_empty() => _ = list.remove(draw.below(list.len())),
         2 if !list.is_empty() => {
-            let more = vec![draw.pick(list).clone(); 1 + draw.below(3000)];
+            let more = vec![draw.pick(list); 1 + draw.below(3000)];
             list.extend(more);
         }
         3 => list.insert(draw.below(list.len() + 1), any(draw)),
@@ -164,10 +165,10 @@ fn change_list(list: &mut Vec<Value>, draw: &mut Draw) -> String {
 fn change_table(table: &mut Map<String, Value>, draw: &mut Draw) -> String {
     let keys: Vec<String> = table.keys().cloned().collect();
     if keys.is_empty() {
-        table.insert((*draw.pick(&STRINGS)).to_owned(), any(draw));
+        table.insert(draw.pick(&STRINGS).to_owned(), any(draw));
         return "a key".to_owned();
     }
-    let key = draw.pick(&keys).clone();
+    let key = draw.pick(&keys);
     match draw.below(5) {
         0 => {
             table.remove(&key);
@@ -184,7 +185,7 @@ fn change_table(table: &mut Map<String, Value>, draw: &mut Draw) -> String {
             format!("{key:?} renamed")
         }
         3 => {
-            let other = draw.pick(&keys).clone();
+            let other = draw.pick(&keys);
             let value = table[&other].clone();
             table.insert(key.clone(), value);
             format!("{key:?} as {other:?}")
@@ -202,12 +203,12 @@ fn any(draw: &mut Draw) -> Value {
         0 => Value::Null,
         1 => draw.once_in(2).into(),
         2..=4 => number(draw),
-        5 => (*draw.pick(&STRINGS)).into(),
+        5 => draw.pick(&STRINGS).into(),
         6 => "a".repeat(draw.below(100_000)).into(),
         7 => json!([]),
         8 => json!({}),
         _ => {
-            let depth = *draw.pick(&[1, 5, 20, 60, 120, 200]);
+            let depth = draw.pick(&[1, 5, 20, 60, 120, 200]);
             (0..depth).fold(json!(1), |inner, _| json!([inner]))
         }
     }

@@ -31,7 +31,7 @@ const SIDES: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "ch
 /// Writes a mutant into an empty folder, and says what was changed.
 pub(super) fn make(folder: &Path, draw: &mut Draw) -> Vec<String> {
     let model = draw.pick(&MODELS);
-    let mut said = vec![(*model).to_owned()];
+    let mut said = vec![model.to_owned()];
     let from = repository("testdata/models").join(model);
     for name in [CONFIG, WEIGHTS] {
         std::fs::copy(from.join(name), folder.join(name)).unwrap();
@@ -97,7 +97,7 @@ fn mutate(folder: &Path, draw: &mut Draw) -> String {
             if draw.once_in(2) {
                 return json::change(config, draw);
             }
-            let key = *draw.pick(&fragments::SIZES);
+            let key = draw.pick(&fragments::SIZES);
             let place = match config.get("text_config").is_some() && draw.once_in(2) {
                 true => &mut config["text_config"],
                 false => config,
@@ -124,7 +124,7 @@ fn mutate(folder: &Path, draw: &mut Draw) -> String {
             format!("{WEIGHTS}: {what}")
         }
         14 => {
-            let piece = *draw.pick(&fragments::TEMPLATES);
+            let piece = draw.pick(&fragments::TEMPLATES);
             let path = folder.join(TEMPLATE);
             let mut text = read(&path).unwrap_or_default();
             let at = draw.below(text.len() + 1);
@@ -133,7 +133,7 @@ fn mutate(folder: &Path, draw: &mut Draw) -> String {
             format!("{TEMPLATE}: {piece:?} at {at}")
         }
         15 => {
-            let name = *draw.pick(&SIDES);
+            let name = draw.pick(&SIDES);
             let path = folder.join(name);
             if path.symlink_metadata().is_err() {
                 write(&path, br#"{"chat_template": [{"name": "default", "template": "a"}]}"#);
@@ -149,7 +149,7 @@ fn mutate(folder: &Path, draw: &mut Draw) -> String {
             }
         }
         17 | 18 => {
-            let name = *draw.pick(&[CONFIG, WEIGHTS, TOKENIZER, TEMPLATE, SIDES[0], SIDES[1]]);
+            let name = draw.pick(&[CONFIG, WEIGHTS, TOKENIZER, TEMPLATE, SIDES[0], SIDES[1]]);
             let path = folder.join(name);
             let Some(mut bytes) = read(&path) else { return format!("no {name}") };
             let what = damage(&mut bytes, draw);
@@ -180,7 +180,7 @@ fn edit(
 /// Puts something else in a file's place.
 fn replace(folder: &Path, draw: &mut Draw) -> String {
     let names = [CONFIG, WEIGHTS, INDEX, TOKENIZER, TEMPLATE, SIDES[0], SIDES[1], SIDES[2]];
-    let name = *draw.pick(&names);
+    let name = draw.pick(&names);
     let path = folder.join(name);
     let _ = std::fs::remove_file(&path);
     match draw.below(6) {
@@ -197,7 +197,7 @@ fn replace(folder: &Path, draw: &mut Draw) -> String {
         }
         4 => {
             let file = std::fs::File::create(&path).unwrap();
-            let length = *draw.pick(&[3 << 30, 1 << 40]);
+            let length = draw.pick(&[3 << 30, 1 << 40]);
             file.set_len(length).unwrap();
             format!("{name} is {length} zeros")
         }

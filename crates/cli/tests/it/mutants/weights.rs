@@ -24,7 +24,7 @@ pub(super) fn change(bytes: &mut Vec<u8>, draw: &mut Draw) -> String {
     let mut length = text.len() as u64;
     let mut note = String::new();
     if draw.once_in(10) {
-        length = *draw.pick(&[0, 1, length - 1, length + 1, 1 << 20, 1 << 32, 1 << 63, u64::MAX]);
+        length = draw.pick(&[0, 1, length - 1, length + 1, 1 << 20, 1 << 32, 1 << 63, u64::MAX]);
         note = format!(" and a length of {length}");
     }
     *bytes = [&length.to_le_bytes()[..], text.as_bytes(), &data].concat();
@@ -43,11 +43,11 @@ fn change_tensor(header: &mut Value, data_bytes: usize, draw: &mut Draw) -> Stri
         return json::change(header, draw);
     };
     let names: Vec<String> = table.keys().cloned().collect();
-    let name = draw.pick(&names).clone();
-    let other = draw.pick(&names).clone();
+    let name = draw.pick(&names);
+    let other = draw.pick(&names);
     let what = match draw.below(9) {
         0 => {
-            table[&name]["dtype"] = (*draw.pick(&DTYPES)).into();
+            table[&name]["dtype"] = draw.pick(&DTYPES).into();
             "dtype"
         }
         1 => {
