@@ -97,7 +97,11 @@ fn a_tokenizer_that_breaks_its_library_is_refused_by_its_part() {
             json!({"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a".repeat(300_000), -1.0]]}),
             "model: vocab: \"aaaa",
         ),
-        ("model", json!({"type": "Unigram", "unk_id": 3, "vocab": [["a", 0.0]]}), "unk_id"),
+        (
+            "model",
+            json!({"type": "Unigram", "unk_id": 3, "vocab": [["a", 0.0]]}),
+            "model or added_tokens: ",
+        ),
         (
             "pre_tokenizer",
             json!({"type": "FixedLength", "length": 0}),

@@ -3,7 +3,7 @@
 //!
 //! A mutant is a small real model with some of its files changed, all by its number. Whatever it says, the
 //! program ends by itself with 0, 1 or 2, within 10 seconds of processor and 2 GB of memory, and prints no
-//! panic. `MILLSTREAM_MUTANT=<number>` runs one alone; the folder of one that fails is kept and named.
+//! panic. `MILLSTREAM_MUTANT=<number>` runs one alone, `<first>-<last>` several; the folder of one that fails is kept and named.
 
 mod draw;
 mod fragments;
@@ -36,10 +36,9 @@ const LONG: u64 = 10_000;
 
 #[test]
 fn five_hundred_mutants_end_by_themselves() {
-    match std::env::var("MILLSTREAM_MUTANT") {
-        Ok(number) => run(number.parse().unwrap()..=number.parse().unwrap()),
-        Err(_) => run(0..=ORDINARY - 1),
-    }
+    let Ok(numbers) = std::env::var("MILLSTREAM_MUTANT") else { return run(0..=ORDINARY - 1) };
+    let (first, last) = numbers.split_once('-').unwrap_or((&numbers, &numbers));
+    run(first.parse().unwrap()..=last.parse().unwrap());
 }
 
 #[test]

@@ -26,9 +26,9 @@ const TRIAL: &str =
 /// Reads, checks and tries a file.
 pub(super) fn load(json: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     let outline = check(json)?;
-    let inner = guarded(|| read(json)).and_then(|read| read).map_err(|reason| {
-        blamed(&outline).map_or_else(|| reason.clone(), |part| format!("{part}: {reason}"))
-    })?;
+    let inner = guarded(|| read(json))
+        .and_then(|read| read)
+        .map_err(|reason| format!("{}: {reason}", blamed(&outline)))?;
     attempt(&inner)?;
     Ok(inner)
 }
@@ -45,8 +45,8 @@ fn read(json: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     Ok(inner)
 }
 
-/// The section that the crate does not take.
-fn blamed(outline: &Outline) -> Option<&'static str> {
+/// The section that the crate does not take. The large ones are not tried again: it is them if it is no other.
+fn blamed(outline: &Outline) -> &'static str {
     fn is_taken<T: DeserializeOwned>(value: &serde_json::Value) -> bool {
         let value = value.clone();
         guarded(|| serde_json::from_value::<Option<T>>(value).is_ok()).unwrap_or(false)
@@ -57,7 +57,8 @@ fn blamed(outline: &Outline) -> Option<&'static str> {
         "post_processor" => !is_taken::<PostProcessorWrapper>(value),
         _ => !is_taken::<DecoderWrapper>(value),
     };
-    outline.sections.iter().find(is_wrong).map(|(section, _)| *section)
+    let wrong = outline.sections.iter().find(is_wrong);
+    wrong.map_or("model or added_tokens", |(section, _)| *section)
 }
 
 /// Goes the way of a text, part by part. What is an error there is one of the text, not of the file.
