@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check_config(json: &str, expect: Result<(), &str>) {
+    fn check_config(json: &str, expect: std::result::Result<(), &str>) {
         let config = Config::parse(json.as_bytes(), Path::new("config.json")).expect("a config");
         match (check(&config), expect) {
             (Ok(()), Ok(())) => {}

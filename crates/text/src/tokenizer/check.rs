@@ -52,16 +52,17 @@ pub(super) fn check(json: &[u8]) -> Result<Outline, String> {
         return Err(format!("the file has more than {MOST_VALUES} values"));
     }
     let mut outline = Outline::read(json).map_err(|error| error.to_string())?;
-    let mut growth = 1;
+    // A text goes through normalizer and pre-tokenizer, one after the other.
+    let (mut normalized, mut split) = (1, 1);
     for (section, value) in &outline.sections {
         let mut walk = Walk { steps: 0, growth: 1 };
         walk.value(value).map_err(|error| format!("{section}: {error}"))?;
-        if matches!(*section, "normalizer" | "pre_tokenizer") {
-            growth = walk.growth.saturating_mul(growth);
-        } else {
-            growth = walk.growth.max(growth);
+        match *section {
+            "normalizer" => normalized = walk.growth,
+            "pre_tokenizer" => split = walk.growth,
+            _ => {}
         }
-        if growth > MOST_GROWTH {
+        if walk.growth.max(normalized.saturating_mul(split)) > MOST_GROWTH {
             return Err(format!(
                 "{section}: its steps may make a text more than {MOST_GROWTH} times as long"
             ));
@@ -76,7 +77,9 @@ pub(super) fn check(json: &[u8]) -> Result<Outline, String> {
             u16::MAX
         ));
     }
-    let states = prefixes(&mut outline.added);
+    // What the normalizer makes of them is what is looked for.
+    let grown = outline.normalized_bytes.saturating_mul(normalized - 1);
+    let states = prefixes(&mut outline.added).saturating_add(grown);
     if states > MOST_ADDED_STATES {
         return Err(format!(
             "added_tokens: {states} bytes of names, more than {MOST_ADDED_STATES}"
@@ -411,6 +414,15 @@ mod tests {
         check_refused("model: continuing_subword_prefix \"#\"", |file| {
             file["model"] = json!({"type": "BPE", "continuing_subword_prefix": "#",
                 "vocab": {"a": 0, "é": 1, "aé": 2}, "merges": [["a", "é"]]});
+        });
+        check_refused("added_tokens: 1018", |file| {
+            // A thousand bytes for one, in ten thousand tokens.
+            file["normalizer"] =
+                json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(1000)});
+            let mut token = file["added_tokens"][0].clone();
+            token["normalized"] = json!(true);
+            token["content"] = json!("a".repeat(100));
+            file["added_tokens"] = json!(vec![token; 102]);
         });
         let mut texts = ["abc", "abd", "b", "abc"].map(str::to_owned);
         assert_eq!(prefixes(&mut texts), 5);

@@ -27,6 +27,8 @@ pub(super) struct Outline {
     pub(super) model: ModelOutline,
     /// What the added tokens are called.
     pub(super) added: Vec<String>,
+    /// Bytes of those that the normalizer goes over.
+    pub(super) normalized_bytes: usize,
 }
 
 /// What is known of `model`.
@@ -95,7 +97,8 @@ impl<'de> Visitor<'de> for FileVisitor<'_> {
                 outline.model = model.map_err(|error| within("model", error))?;
             } else if key == "added_tokens" {
                 let added = map.next_value_seed(AddedVisitor);
-                outline.added = added.map_err(|error| within("added_tokens", error))?;
+                (outline.added, outline.normalized_bytes) =
+                    added.map_err(|error| within("added_tokens", error))?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -226,7 +229,7 @@ impl<'de> Visitor<'de> for MergesVisitor {
     }
 }
 
-/// The names of added tokens.
+/// The names of added tokens, and how many bytes of them are normalised.
 struct AddedVisitor;
 seed!(AddedVisitor, deserialize_seq);
 
@@ -234,27 +237,31 @@ seed!(AddedVisitor, deserialize_seq);
 struct Added {
     id: u64,
     content: String,
+    normalized: Option<bool>,
 }
 
 impl<'de> Visitor<'de> for AddedVisitor {
-    type Value = Vec<String>;
+    type Value = (Vec<String>, usize);
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a list of added tokens")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
-        let (mut count, mut names) = (0, Vec::new());
-        while let Some(Added { id, content }) = list.next_element()? {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(Vec<String>, usize), A::Error> {
+        let (mut count, mut names, mut normalized_bytes) = (0, Vec::new(), 0);
+        while let Some(Added { id, content, normalized }) = list.next_element()? {
             count_one(&mut count, "tokens")?;
             if id >= MOST_TOKENS {
                 let message =
                     format!("{} has the id {id}, ids are below {MOST_TOKENS}", shown(&content));
                 return Err(de::Error::custom(message));
             }
+            if normalized.unwrap_or(true) {
+                normalized_bytes += content.len();
+            }
             names.push(content);
         }
-        Ok(names)
+        Ok((names, normalized_bytes))
     }
 }
 

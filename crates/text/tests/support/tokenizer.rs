@@ -6,7 +6,7 @@ use text::{Detokenizer, Tokenizer};
 const TEXT: &str = "ab <s>e\u{301}é ▁世界\u{1f467}\u{0}\n\t<0x0A> ab";
 
 /// Loads the file and, if that goes well, encodes and decodes with it. Errors are fine; a panic is not.
-pub fn exercise(json: &[u8]) {
+pub(crate) fn exercise(json: &[u8]) {
     let Ok(tokenizer) = Tokenizer::from_bytes(json) else { return };
     let _ = tokenizer.encode(TEXT, true);
     let Ok(ids) = tokenizer.encode_up_to(TEXT, false, 1000) else { return };
