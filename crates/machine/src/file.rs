@@ -1,4 +1,4 @@
-//! Files that somebody else put into a folder: opened without waiting, and never read without end.
+//! Files of untrusted folders: opened without waiting, and never read without end.
 //!
 //! A name may lead to a pipe, a device or a file that grows, directly or by links. Only a regular file is
 //! opened, which the open handle itself confirms, and what is read whole is counted as it comes: the length
@@ -26,16 +26,6 @@ pub enum Refusal {
         /// What the system said.
         source: io::Error,
     },
-}
-
-impl From<Refusal> for io::Error {
-    fn from(refusal: Refusal) -> io::Error {
-        match refusal {
-            Refusal::NotAFile => io::Error::new(io::ErrorKind::InvalidInput, "not a plain file"),
-            Refusal::TooLarge => io::Error::new(io::ErrorKind::FileTooLarge, "too large"),
-            Refusal::Io { source, .. } => source,
-        }
-    }
 }
 
 /// Opens a regular file and gives its length; `None` when there is none at `path`.

@@ -375,7 +375,7 @@ mod tests {
             file["pre_tokenizer"] = json!({"type": "Split", "pattern": {"Regex": "("},
                 "behavior": "Isolated", "invert": false});
         });
-        check_refused("normalizer: a pattern that repeats", |file| {
+        check_refused("normalizer: Replace: a pattern that repeats", |file| {
             file["normalizer"] = replace(json!({"Regex": r"(?=a)\w{100000}"}), "a");
         });
         check_refused("normalizer: its steps may make a text more than 1024 times", |file| {

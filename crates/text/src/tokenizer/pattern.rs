@@ -59,6 +59,8 @@ fn size(pattern: &str) -> usize {
                     whole = whole.saturating_add(last.saturating_mul(count.saturating_sub(1)));
                     last = last.saturating_mul(count);
                     next = end;
+                } else {
+                    (whole, last) = (whole.saturating_add(1), 1);
                 }
             }
             _ => (whole, last) = (whole.saturating_add(1), 1),
