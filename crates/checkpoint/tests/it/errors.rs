@@ -100,7 +100,7 @@ fn deep_nesting_is_refused_or_skipped_without_recursion() {
     check_header(
         &format!("{{\"__metadata__\":{deep}"),
         0,
-        "invalid type: sequence, expected a map at line 1 column 16",
+        "invalid type: sequence, expected a map of strings to strings at line 1 column 16",
     );
     let unknown = format!(r#"{{"a":{{"extra":{deep}{},"dtype":"#, "]".repeat(200_000));
     let error = safetensors::parse_header(unknown.as_bytes(), "x".as_ref(), FileIndex(0), 0);
