@@ -93,7 +93,7 @@ fn model(model: &mut ModelOutline) -> Result<(), String> {
         strings(key, value)?;
     }
     if let Some(longest) = model.rest.get("max_input_chars_per_word")
-        && !longest.as_u64().is_some_and(|longest| longest <= LONGEST_WORD_CHARS)
+        && longest.as_u64().is_none_or(|longest| longest > LONGEST_WORD_CHARS)
     {
         return Err(format!(
             "max_input_chars_per_word is {longest}, expected at most {LONGEST_WORD_CHARS}"
@@ -183,10 +183,10 @@ impl Walk {
             pattern::check(pattern)?;
             compiled(pattern)?;
         }
-        if let Some(content) = text("content") {
-            if let Some(pattern) = table.get("pattern").and_then(Value::as_object) {
-                self.replacement(pattern, content)?;
-            }
+        if let (Some(content), Some(pattern)) =
+            (text("content"), table.get("pattern").and_then(Value::as_object))
+        {
+            self.replacement(pattern, content)?;
         }
         if table.get("length").and_then(Value::as_u64) == Some(0) {
             return Err("a length of 0".to_owned());
@@ -256,7 +256,7 @@ fn charsmap_growth(base64: &str) -> Result<usize, String> {
     };
     let length = u32::from_le_bytes(*length) as usize;
     // Four bytes a node, and a search begins at the first.
-    if length < 4 || length % 4 != 0 {
+    if length < 4 || !length.is_multiple_of(4) {
         return Err(wrong(&format!("a tree of {length} bytes")));
     }
     let Some(replacements) = rest.get(length..) else {
@@ -281,7 +281,7 @@ fn decoded(base64: &str) -> Option<Vec<u8>> {
         })
     };
     let digits = base64.trim_end_matches('=');
-    if base64.len() - digits.len() > 2 || base64.len() % 4 != 0 {
+    if base64.len() - digits.len() > 2 || !base64.len().is_multiple_of(4) {
         return None;
     }
     let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 2);

@@ -91,18 +91,18 @@ impl<'de> Visitor<'de> for FileVisitor<'_> {
             let section = SECTIONS.iter().find(|&&section| section == key);
             if let Some(section) = section {
                 let value = map.next_value_seed(Small { left: self.left, depth: 0 });
-                outline.sections.push((section, value.map_err(|error| within(section, error))?));
+                outline.sections.push((section, value.map_err(|error| within(section, &error))?));
             } else if key == "model" {
                 let model = map.next_value_seed(ModelVisitor { left: self.left });
-                outline.model = model.map_err(|error| within("model", error))?;
+                outline.model = model.map_err(|error| within("model", &error))?;
             } else if key == "added_tokens" {
                 let added = map.next_value_seed(AddedVisitor);
                 (outline.added, outline.normalized_bytes) =
-                    added.map_err(|error| within("added_tokens", error))?;
+                    added.map_err(|error| within("added_tokens", &error))?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
-            // What is not known is not read by anybody.
+            // Sections that are not known are not read.
             if seen.len() < 64 {
                 seen.push(key);
             }
@@ -141,11 +141,11 @@ impl<'de> Visitor<'de> for ModelVisitor<'_> {
             match key.as_str() {
                 "vocab" => {
                     let vocabulary = map.next_value_seed(VocabularyVisitor);
-                    outline.pieces = vocabulary.map_err(|error| within("vocab", error))?;
+                    outline.pieces = vocabulary.map_err(|error| within("vocab", &error))?;
                 }
                 "merges" => {
                     let merges = map.next_value_seed(MergesVisitor);
-                    outline.inside_characters = merges.map_err(|error| within("merges", error))?;
+                    outline.inside_characters = merges.map_err(|error| within("merges", &error))?;
                 }
                 _ => {
                     let value = map.next_value_seed(Small { left: self.left, depth: 0 })?;
@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for VocabularyVisitor {
         let mut count = 0;
         while let Some(token) = map.next_key::<String>()? {
             let id = map.next_value::<u64>();
-            let id = id.map_err(|error| within(&format!("the id of {}", shown(&token)), error))?;
+            let id = id.map_err(|error| within(&format!("the id of {}", shown(&token)), &error))?;
             if id >= MOST_TOKENS {
                 let message =
                     format!("{} has the id {id}, ids are below {MOST_TOKENS}", shown(&token));
@@ -350,7 +350,7 @@ fn count_one<E: de::Error>(count: &mut u64, what: &str) -> Result<(), E> {
 }
 
 /// An error with the part it is in before it.
-fn within<E: de::Error>(part: &str, error: E) -> E {
+fn within<E: de::Error>(part: &str, error: &E) -> E {
     E::custom(format!("{part}: {error}"))
 }
 

@@ -84,9 +84,9 @@ fn normalizer(draw: &mut Draw) -> Value {
             let body: String = (0..128).map(|_| char::from(draw.pick(letters))).collect();
             charsmap(&format!("QAAAA{body}AA="))
         }
-        2 => replace(json!({"String": ""}), "a"),
-        3 => replace(json!({"Regex": draw.pick(&PATTERNS)}), draw.pick(&["", "a", "aa", "\u{0}"])),
-        4 => sequence("normalizers", vec![replace(json!({"String": "a"}), "aa"); draw.below(80)]),
+        2 => replace(&json!({"String": ""}), "a"),
+        3 => replace(&json!({"Regex": draw.pick(&PATTERNS)}), draw.pick(&["", "a", "aa", "\u{0}"])),
+        4 => sequence("normalizers", &vec![replace(&json!({"String": "a"}), "aa"); draw.below(80)]),
         5 => json!({"type": "Prepend", "prepend": "a".repeat(draw.below(200_000))}),
         6 => json!({"type": "Strip", "strip_left": true, "strip_right": true}),
         7 => {
@@ -113,7 +113,7 @@ fn pre_tokenizer(draw: &mut Draw) -> Value {
         5 => {
             let step = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
                 "use_regex": true});
-            sequence("pretokenizers", vec![step; draw.below(40)])
+            sequence("pretokenizers", &vec![step; draw.below(40)])
         }
         6 => json!({"type": draw.pick(&["UnicodeScripts", "Whitespace", "BertPreTokenizer", "X"])}),
         _ => nested("Sequence", "pretokenizers", draw.pick(&[3, 11, 30, 120])),
@@ -141,11 +141,11 @@ fn decoder(draw: &mut Draw) -> Value {
         0 => {
             json!({"type": "Strip", "content": " ", "start": 1_000_000_000, "stop": 1_000_000_000_000_u64})
         }
-        1 => replace(json!({"String": ""}), "b"),
+        1 => replace(&json!({"String": ""}), "b"),
         2 => json!({"type": "BPEDecoder", "suffix": ""}),
         3 => json!({"type": "WordPiece", "prefix": "a".repeat(draw.below(3000)), "cleanup": true}),
         4 => json!({"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": true}),
-        5 => sequence("decoders", vec![replace(json!({"Regex": "."}), "aaaa"); draw.below(40)]),
+        5 => sequence("decoders", &vec![replace(&json!({"Regex": "."}), "aaaa"); draw.below(40)]),
         _ => nested("Sequence", "decoders", draw.pick(&[3, 11, 30, 120])),
     }
 }
@@ -210,11 +210,11 @@ const PATTERNS: [&str; 12] = [
     "(?R)",
 ];
 
-fn replace(pattern: Value, content: &str) -> Value {
+fn replace(pattern: &Value, content: &str) -> Value {
     json!({"type": "Replace", "pattern": pattern, "content": content})
 }
 
-fn sequence(name: &str, steps: Vec<Value>) -> Value {
+fn sequence(name: &str, steps: &[Value]) -> Value {
     json!({"type": "Sequence", name: steps})
 }
 
