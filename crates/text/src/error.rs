@@ -73,11 +73,15 @@ pub enum Error {
         /// The template author's words.
         message: String,
     },
-    /// The template ran longer or wrote more than any honest template does.
-    #[error("the chat template exceeded its limit of {limit}")]
+    /// The template takes more, of time or memory, than a prompt for this context can use.
+    #[error("{template}{}: {limit}", line.map_or_else(String::new, |line| format!(", line {line}")))]
     TemplateLimit {
-        /// Which limit, in words.
-        limit: &'static str,
+        /// Which of the model's templates.
+        template: String,
+        /// The line that went past the limit, from 1, where it is known.
+        line: Option<usize>,
+        /// What it did, and how much of that it may.
+        limit: String,
     },
     /// A message cannot be given to a template.
     #[error("message {index}: {reason}")]

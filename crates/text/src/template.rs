@@ -5,8 +5,19 @@
 //! `syntax` (rewrites of the source), `python` (methods of str, list and dict), `filters`
 //! (filters, tests and printing), `json` (`tojson`), `time` (`strftime_now`), `content` (text or parts), `calls`
 //! (turns with calls of tools).
-//! Templates are untrusted: instructions, recursion and output are limited, and a render has a
-//! thread of its own, so that neither a deep value nor a panic takes the process down.
+//!
+//! Templates are untrusted, and so is what they are given. Instructions and recursion are limited by the engine.
+//! What a template makes is limited by `meter`, from the context that the model is loaded with
+//! ([`ChatTemplate::set_context`]) and the size of the conversation: every operator, literal, filter and method that
+//! can make much of little asks before it makes it (`operators`, `builtins`, `formatting`, `python`), containers
+//! know the size of all they hold (`containers`), and what is written is counted. A render has a thread of its
+//! own, so that neither a deep value nor a panic takes the process down.
+//!
+//! # Memory of one render
+//! With *i* the bytes of the conversation (text, and about 150 for each field and item of a list) and *p* those of the
+//! prompt: an honest template takes 2 × *i* for the messages, as JSON and as values of the engine, and up to 3 × *p*
+//! for the prompt, which grows by doubling. No template takes more than 2 × *i* and 8 × *v*, and no prompt has more
+//! than 2 × *v* bytes, where *v* is 1 MiB + 64 bytes for each token of the context + 8 × *i*.
 //!
 //! # Known differences from Jinja2
 //! `KNOWN_DIFFERENCES` and `LENIENCES` in `tests/templates.rs` hold those that a comparison shows.
@@ -19,12 +30,18 @@
 //!   pages (`truncate`, `center`, `wordcount`, `wordwrap`, `urlize`, `xmlattr`) are missing; `escape` has
 //!   other entities.
 //! - Integers beyond 64 bits in JSON become floats; `strftime_now` is UTC unless the caller says otherwise.
-//! - Memory of intermediate values is bounded by fuel alone.
+//! - `{% include %}` and its like fail when the template is read: there is no other template. A namespace cannot be
+//!   part of a list, a dict or another namespace.
 
+mod builtins;
 mod calls;
+mod containers;
 mod content;
 mod filters;
+mod formatting;
 mod json;
+mod meter;
+mod operators;
 mod python;
 mod syntax;
 mod time;
@@ -34,10 +51,10 @@ use std::sync::OnceLock;
 use std::thread;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value as JinjaValue};
 use serde_json::{Map, Value};
 
+use self::meter::{Limit, Measure, Meter};
 use crate::message::normalise;
 use crate::source::TemplateFiles;
 use crate::{ChatRequest, Error, Result};
@@ -46,13 +63,13 @@ use crate::{ChatRequest, Error, Result};
 /// up to 640 for each (`tests/support/cases.json`, November 2026).
 const FUEL_BASE: u64 = 500_000;
 const FUEL_PER_INPUT: u64 = 5_000;
-/// Bytes one render may write: a prompt of about 16 million tokens.
-const OUTPUT_LIMIT_BYTES: usize = 64 << 20;
+/// Tokens of the context where nothing says how many it has.
+const CONTEXT_TOKENS: usize = 128 << 10;
 const RECURSION_LIMIT: usize = 100;
 /// The largest published template has 17 KB.
 const SOURCE_LIMIT_BYTES: usize = 256 << 10;
-/// Only touched pages cost memory. The engine drops values recursively: within its fuel a template nests
-/// one about 80,000 deep.
+/// Only touched pages cost memory. The engine parses, compiles and drops recursively: a source within its limit
+/// nests what its parser does not count, such as `not not …`, about 60,000 deep.
 const STACK_BYTES: usize = 256 << 20;
 
 const DEFAULT_NAME: &str = "default";
@@ -65,6 +82,7 @@ pub struct ChatTemplate {
     source: String,
     special_tokens: Map<String, Value>,
     has_tool_use: bool,
+    context_tokens: usize,
     contents: OnceLock<content::Abilities>,
     calls: OnceLock<calls::Abilities>,
 }
@@ -98,13 +116,20 @@ impl ChatTemplate {
         for (name, source) in sources {
             let Some(source) = source else { continue };
             if source.len() > SOURCE_LIMIT_BYTES {
-                return Err(Error::TemplateLimit { limit: "source bytes" });
+                let limit = Limit { measure: Measure::Source, most: SOURCE_LIMIT_BYTES };
+                return Err(limit.error(title(name), None));
             }
-            let rewritten = syntax::rewrite(source)?;
             on_large_stack(|| {
+                let rewritten = syntax::rewrite(title(name), source)?;
                 environment
-                    .add_template_owned(name, rewritten)
-                    .map_err(|error| Error::TemplateSyntax { reason: error.to_string() })
+                    .add_template_owned(name, rewritten.source)
+                    .map_err(|error| Error::TemplateSyntax { reason: error.to_string() })?;
+                match rewritten.unknown_line {
+                    None => Ok(()),
+                    Some(line) => Err(Error::TemplateSyntax {
+                        reason: format!("this block is not known to be safe (in {name}:{line})"),
+                    }),
+                }
             })?;
         }
         Ok(Self {
@@ -112,9 +137,15 @@ impl ChatTemplate {
             source: files.default.clone(),
             special_tokens: files.special_tokens.clone(),
             has_tool_use: files.tool_use.is_some(),
+            context_tokens: CONTEXT_TOKENS,
             contents: OnceLock::new(),
             calls: OnceLock::new(),
         })
+    }
+
+    /// Limits what a render may make to what a context of so many tokens can use.
+    pub fn set_context(&mut self, tokens: usize) {
+        self.context_tokens = tokens;
     }
 
     /// The template as its makers wrote it.
@@ -127,19 +158,25 @@ impl ChatTemplate {
         let messages = normalise(&request.messages)?;
         let messages = calls::adapt(messages, || self.calls());
         let messages = content::adapt(messages, || self.contents())?;
-        self.render_exact(&ChatRequest { messages, ..request.clone() })
+        self.render_messages(messages, request)
     }
 
     /// Renders messages exactly as they are given, as the transformers library would.
     pub fn render_exact(&self, request: &ChatRequest) -> Result<String> {
+        self.render_messages(request.messages.clone(), request)
+    }
+
+    /// Renders these messages with all else that is in a request.
+    fn render_messages(&self, messages: Vec<Value>, request: &ChatRequest) -> Result<String> {
         let tool_use = self.has_tool_use && !request.tools.is_empty();
         let name = if tool_use { TOOL_USE_NAME } else { DEFAULT_NAME };
         let now_unix_s = request.now_unix_s.unwrap_or_else(time::now_unix_s);
         let tools =
             if request.tools.is_empty() { Value::Null } else { request.tools.clone().into() };
+        let input_count = messages.len() + request.tools.len();
 
         let mut variables = Map::new();
-        variables.insert("messages".to_owned(), Value::Array(request.messages.clone()));
+        variables.insert("messages".to_owned(), Value::Array(messages));
         variables.insert("tools".to_owned(), tools);
         variables.insert("documents".to_owned(), Value::Null);
         variables.insert("add_generation_prompt".to_owned(), request.add_generation_prompt.into());
@@ -148,8 +185,6 @@ impl ChatTemplate {
         }
         variables.extend(self.special_tokens.clone());
         variables.extend(request.kwargs.clone());
-
-        let input_count = request.messages.len() + request.tools.len();
         self.render_variables(name, variables, input_count, now_unix_s)
     }
 
@@ -164,16 +199,25 @@ impl ChatTemplate {
             let mut environment = self.environment.clone();
             environment.set_fuel(Some(FUEL_BASE + FUEL_PER_INPUT * input_count as u64));
             environment.add_function("strftime_now", move |format: &str| {
-                time::strftime(format, now_unix_s)
+                meter::value(format.len().saturating_mul(time::LONGEST_BYTES))?;
+                meter::text(time::strftime(format, now_unix_s))
             });
-            let template = environment.get_template(name).map_err(|error| render_error(&error))?;
-            let context = JinjaValue::from_pairs(
-                variables.into_iter().map(|(name, value)| (name, JinjaValue::from(Serde(value)))),
-            );
-            let mut output = LimitedOutput { bytes: Vec::new() };
+            let template =
+                environment.get_template(name).map_err(|error| render_error(&error, name))?;
+            let mut input_bytes = 0_usize;
+            let variables = variables.into_iter().map(|(name, value)| {
+                let (value, size) = containers::from_json(value);
+                input_bytes = input_bytes.saturating_add(size.bytes);
+                (name, value)
+            });
+            let context = JinjaValue::from_pairs(variables);
+            let meter = Meter::new(self.context_tokens, input_bytes, input_count);
+            let most = meter.written_most();
+            meter.install();
+            let mut output = LimitedOutput { bytes: Vec::new(), most };
             template
                 .render_captured_to(context, &mut output)
-                .map_err(|error| render_error(&error))?;
+                .map_err(|error| render_error(&error, name))?;
             String::from_utf8(output.bytes)
                 .map_err(|error| Error::TemplateRender { reason: error.to_string() })
         })
@@ -219,7 +263,9 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_unknown_method_callback(python::call_method);
     environment.add_function("raise_exception", raise_exception);
     environment.remove_global("debug");
+    builtins::register(&mut environment);
     filters::register(&mut environment);
+    operators::register(&mut environment);
     Ok(environment)
 }
 
@@ -229,23 +275,33 @@ fn raise_exception(message: &JinjaValue) -> std::result::Result<JinjaValue, mini
         .with_source(Raised(message)))
 }
 
-fn render_error(error: &minijinja::Error) -> Error {
+/// What a template is called in an error.
+fn title(name: &str) -> &'static str {
+    if name == TOOL_USE_NAME { "chat template tool_use" } else { "chat template" }
+}
+
+/// What went wrong, of what the engine says went wrong in the template of this name.
+fn render_error(error: &minijinja::Error, name: &str) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    let mut line = None;
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
             return Error::TemplateRaised { message: message.clone() };
         }
-        if let Some(minijinja) = current.downcast_ref::<minijinja::Error>()
-            && minijinja.kind() == ErrorKind::OutOfFuel
-        {
-            return Error::TemplateLimit { limit: "instructions" };
+        if let Some(limit) = current.downcast_ref::<Limit>() {
+            return limit.error(title(name), line);
         }
-        if let Some(io_error) = current.downcast_ref::<io::Error>()
-            && io_error.kind() == io::ErrorKind::FileTooLarge
-        {
-            return Error::TemplateLimit { limit: "output bytes" };
+        if let Some(minijinja) = current.downcast_ref::<minijinja::Error>() {
+            line = minijinja.line().or(line);
+            if minijinja.kind() == ErrorKind::OutOfFuel {
+                let most = FUEL_BASE as usize;
+                return Limit { measure: Measure::Instructions, most }.error(title(name), line);
+            }
         }
-        cause = current.source();
+        cause = match current.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => current.source(),
+        };
     }
     Error::TemplateRender { reason: error.to_string() }
 }
@@ -253,12 +309,13 @@ fn render_error(error: &minijinja::Error) -> Error {
 /// A writer that refuses to grow without bound.
 struct LimitedOutput {
     bytes: Vec<u8>,
+    most: usize,
 }
 
 impl io::Write for LimitedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > OUTPUT_LIMIT_BYTES {
-            return Err(io::ErrorKind::FileTooLarge.into());
+        if bytes.len() > self.most - self.bytes.len() {
+            return Err(io::Error::other(Limit { measure: Measure::Output, most: self.most }));
         }
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -383,9 +440,13 @@ mod tests {
     fn hostile_templates_end() {
         let endless =
             "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
-        assert!(matches!(render(endless), Err(Error::TemplateLimit { limit: "instructions" })));
+        assert!(
+            matches!(render(endless), Err(Error::TemplateLimit { line: Some(1), limit, .. }) if limit.contains("instructions"))
+        );
         let wide = "{% for a in range(9999) %}{{ 'x' * 1000000 }}{% endfor %}";
-        assert!(matches!(render(wide), Err(Error::TemplateLimit { limit: "output bytes" })));
+        assert!(
+            matches!(render(wide), Err(Error::TemplateLimit { line: Some(1), limit, .. }) if limit.contains("text"))
+        );
         let recursion = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
         assert!(matches!(render(recursion), Err(Error::TemplateRender { .. })));
         // A value nested as deep as the fuel allows is printed as an error and dropped without a crash.
@@ -416,6 +477,8 @@ mod tests {
             }
         }
         let long = "a".repeat(SOURCE_LIMIT_BYTES + 1);
-        assert!(matches!(render(&long), Err(Error::TemplateLimit { limit: "source bytes" })));
+        assert!(
+            matches!(render(&long), Err(Error::TemplateLimit { limit, .. }) if limit.contains("bytes"))
+        );
     }
 }

@@ -2,10 +2,12 @@
 //! escaped for HTML. The arguments are those of the transformers library, in its order:
 //! `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 
-use std::fmt::Write as _;
-
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+
+use super::containers;
+use super::filters::python_str;
+use super::meter::Text;
 
 /// Deeper values are refused, as Python's recursion limit does; serde_json stops at 128.
 pub(super) const DEPTH_LIMIT: usize = 500;
@@ -41,8 +43,8 @@ pub(super) fn tojson(
     };
     let (item_separator, key_separator) = match separators {
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
-        Some(pair) => match pair.try_iter()?.collect::<Vec<Value>>().as_slice() {
-            [item, key] => (item.to_string(), key.to_string()),
+        Some(pair) => match containers::items(&pair)?.as_slice() {
+            [item, key] => (python_str(item)?, python_str(key)?),
             _ => return Err(invalid("separators must be a pair")),
         },
     };
@@ -52,10 +54,10 @@ pub(super) fn tojson(
         indent,
         item_separator,
         key_separator,
-        text: String::new(),
+        text: Text::new(),
     };
     writer.value(value, 0)?;
-    Ok(Value::from(writer.text))
+    writer.text.into_value()
 }
 
 struct Writer {
@@ -64,7 +66,7 @@ struct Writer {
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
-    text: String,
+    text: Text,
 }
 
 impl Writer {
@@ -75,49 +77,50 @@ impl Writer {
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),
             ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.number(value)?,
+            ValueKind::Number => self.number(value),
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
-                self.text.push('[');
-                for (index, item) in items.iter().enumerate() {
-                    self.separate(index, depth);
-                    self.value(item, depth + 1)?;
+                self.text.push('[')?;
+                let mut empty = true;
+                for (index, item) in value.try_iter()?.checked().enumerate() {
+                    self.separate(index, depth)?;
+                    self.value(&item?, depth + 1)?;
+                    empty = false;
                 }
-                self.close(']', items.is_empty(), depth);
+                self.close(']', empty, depth)
             }
             ValueKind::Map => {
-                let mut keys: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
+                let mut keys = containers::items(value)?;
                 if self.sort_keys {
+                    for key in &keys {
+                        containers::key_size(key)?;
+                    }
                     keys.sort();
                 }
-                self.text.push('{');
+                self.text.push('{')?;
                 for (index, key) in keys.iter().enumerate() {
-                    self.separate(index, depth);
+                    self.separate(index, depth)?;
                     self.key(key)?;
-                    self.text.push_str(&self.key_separator);
+                    self.text.push_str(&self.key_separator)?;
                     self.value(&value.get_item(key)?, depth + 1)?;
                 }
-                self.close('}', keys.is_empty(), depth);
+                self.close('}', keys.is_empty(), depth)
             }
-            other => return Err(invalid(format!("a value of type {other} is not JSON"))),
+            other => Err(invalid(format!("a value of type {other} is not JSON"))),
         }
-        Ok(())
     }
 
     fn number(&mut self, value: &Value) -> Result<(), Error> {
         if value.is_integer() {
-            let _ = write!(self.text, "{value}");
-        } else {
-            let number = f64::try_from(value.clone())?;
-            self.text.push_str(&match number {
-                _ if number.is_nan() => "NaN".to_owned(),
-                f64::INFINITY => "Infinity".to_owned(),
-                f64::NEG_INFINITY => "-Infinity".to_owned(),
-                _ => float_repr(number),
-            });
+            return self.text.push_str(&value.to_string());
         }
-        Ok(())
+        let number = f64::try_from(value.clone())?;
+        self.text.push_str(&match number {
+            _ if number.is_nan() => "NaN".to_owned(),
+            f64::INFINITY => "Infinity".to_owned(),
+            f64::NEG_INFINITY => "-Infinity".to_owned(),
+            _ => float_repr(number),
+        })
     }
 
     /// Python turns keys that are not strings into strings.
@@ -125,63 +128,72 @@ impl Writer {
         match key.kind() {
             ValueKind::String => self.string(key.as_str().unwrap_or_default()),
             ValueKind::None | ValueKind::Bool | ValueKind::Number => {
-                self.text.push('"');
+                self.text.push('"')?;
                 self.value(key, 0)?;
-                self.text.push('"');
+                self.text.push('"')
             }
-            other => return Err(invalid(format!("a key of type {other} is not JSON"))),
+            other => Err(invalid(format!("a key of type {other} is not JSON"))),
+        }
+    }
+
+    fn separate(&mut self, index: usize, depth: usize) -> Result<(), Error> {
+        if index > 0 {
+            self.text.push_str(&self.item_separator)?;
+        }
+        self.line_break(depth + 1)
+    }
+
+    fn close(&mut self, bracket: char, empty: bool, depth: usize) -> Result<(), Error> {
+        if !empty {
+            self.line_break(depth)?;
+        }
+        self.text.push(bracket)
+    }
+
+    fn line_break(&mut self, depth: usize) -> Result<(), Error> {
+        if let Some(indent) = &self.indent {
+            self.text.push('\n')?;
+            for _ in 0..depth {
+                self.text.push_str(indent)?;
+            }
         }
         Ok(())
     }
 
-    fn separate(&mut self, index: usize, depth: usize) {
-        if index > 0 {
-            self.text.push_str(&self.item_separator);
-        }
-        self.line_break(depth + 1);
-    }
-
-    fn close(&mut self, bracket: char, empty: bool, depth: usize) {
-        if !empty {
-            self.line_break(depth);
-        }
-        self.text.push(bracket);
-    }
-
-    fn line_break(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
-            self.text.push('\n');
-            for _ in 0..depth {
-                self.text.push_str(indent);
-            }
-        }
-    }
-
-    fn string(&mut self, string: &str) {
-        self.text.push('"');
-        for character in string.chars() {
-            match character {
-                '"' => self.text.push_str("\\\""),
-                '\\' => self.text.push_str("\\\\"),
-                '\n' => self.text.push_str("\\n"),
-                '\r' => self.text.push_str("\\r"),
-                '\t' => self.text.push_str("\\t"),
-                '\u{8}' => self.text.push_str("\\b"),
-                '\u{c}' => self.text.push_str("\\f"),
-                '\0'..='\u{1f}' => self.escape(character),
+    fn string(&mut self, string: &str) -> Result<(), Error> {
+        self.text.push('"')?;
+        let mut written = 0;
+        for (at, character) in string.char_indices() {
+            let escape = match character {
+                '"' => "\\\"",
+                '\\' => "\\\\",
+                '\n' => "\\n",
+                '\r' => "\\r",
+                '\t' => "\\t",
+                '\u{8}' => "\\b",
+                '\u{c}' => "\\f",
+                '\0'..='\u{1f}' => "",
                 // With ensure_ascii, everything outside the printable ASCII characters.
-                '\u{7f}'.. if self.ensure_ascii => self.escape(character),
-                _ => self.text.push(character),
+                '\u{7f}'.. if self.ensure_ascii => "",
+                _ => continue,
+            };
+            self.text.push_str(&string[written..at])?;
+            if escape.is_empty() {
+                self.escape(character)?;
+            } else {
+                self.text.push_str(escape)?;
             }
+            written = at + character.len_utf8();
         }
-        self.text.push('"');
+        self.text.push_str(&string[written..])?;
+        self.text.push('"')
     }
 
-    fn escape(&mut self, character: char) {
-        let mut units = [0; 2];
-        for unit in character.encode_utf16(&mut units) {
-            let _ = write!(self.text, "\\u{unit:04x}");
+    fn escape(&mut self, character: char) -> Result<(), Error> {
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            self.text.push_str(&format!("\\u{unit:04x}"))?;
         }
+        Ok(())
     }
 }
 

@@ -4,10 +4,13 @@
 //! (`append`, `update`, `pop`) are missing on purpose: transformers renders in Jinja2's immutable
 //! sandbox, where they fail too. What is not here goes to minijinja-contrib's `pycompat`.
 
+use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::filters::python_str;
+use super::meter::VALUE_SLOT_BYTES;
+use super::operators::compared;
+use super::{containers, formatting, meter};
 
 /// What `syntax` turns slices with a step into.
 const SLICE_METHOD: &str = "python_slice";
@@ -30,12 +33,30 @@ pub(super) fn call_method(
         ValueKind::Map => dict_method(value, method, arguments)?,
         _ => None,
     };
-    match known {
-        Some(result) => Ok(result),
+    let result = match known {
+        Some(result) => result,
         None => {
-            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)?
         }
+    };
+    match value.kind() {
+        ValueKind::Map if ["items", "keys", "values"].contains(&method) => {
+            containers::view(value, result)
+        }
+        // What a dict or a list holds is counted already.
+        ValueKind::Map | ValueKind::Seq | ValueKind::Iterable => Ok(result),
+        _ => containers::admit(result),
     }
+}
+
+/// Bytes that a change of case makes of one, at most: `ΐ` has two and becomes six.
+const CASE_FACTOR: usize = 3;
+
+/// Asks for a list of so many pieces of a text.
+fn ask_pieces(text: &str, count: usize) -> Result<(), Error> {
+    // A piece that is too long to lie in the value itself has a head of two words.
+    let piece_bytes = VALUE_SLOT_BYTES + 2 * size_of::<usize>();
+    meter::value(text.len().saturating_add(count.saturating_mul(piece_bytes)))
 }
 
 /// Arguments of a call, given by position or by name.
@@ -105,6 +126,7 @@ pub(super) fn is_space(character: char) -> bool {
 
 fn string_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option<Value>, Error> {
     let takes = |names: &[&'static str]| Arguments::new(arguments, names);
+    meter::work(text.len())?;
     let value = match method {
         "strip" | "lstrip" | "rstrip" => {
             let given = takes(&["chars"])?;
@@ -136,6 +158,11 @@ fn string_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option
             let given = takes(&["sep", "maxsplit"])?;
             let limit = given.integer(1)?.and_then(|limit| usize::try_from(limit).ok());
             let limit = limit.unwrap_or(usize::MAX);
+            let pieces = match given.optional_text(0)? {
+                Some(separator) => 1 + text.matches(non_empty(separator)?).take(limit).count(),
+                None => 1 + text.split(is_space).filter(|piece| !piece.is_empty()).count(),
+            };
+            ask_pieces(text, pieces)?;
             strings(match (given.optional_text(0)?, method) {
                 (Some(separator), "split") => {
                     text.splitn(limit.saturating_add(1), non_empty(separator)?).collect()
@@ -150,6 +177,7 @@ fn string_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option
         }
         "splitlines" => {
             let given = takes(&["keepends"])?;
+            ask_pieces(text, 1 + text.matches(is_line_end).count())?;
             strings(split_lines(text, given.present(0).is_some_and(Value::is_true)))
         }
         "find" | "rfind" | "index" | "rindex" | "count" => {
@@ -194,25 +222,32 @@ fn string_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option
         "replace" => {
             let given = takes(&["old", "new", "count"])?;
             let (old, new) = (given.text(0)?, given.text(1)?);
-            match given.integer(2)?.and_then(|count| usize::try_from(count).ok()) {
-                Some(count) => Value::from(text.replacen(old, new, count)),
-                None => Value::from(text.replace(old, new)),
-            }
+            let count = given.integer(2)?.and_then(|count| usize::try_from(count).ok());
+            return replace(text, old, new, count).map(Some);
         }
         "join" => {
             let given = takes(&["iterable"])?;
-            let mut joined = String::new();
+            let mut joined = meter::Text::new();
             for (index, item) in given.required(0)?.try_iter()?.checked().enumerate() {
                 if index > 0 {
-                    joined.push_str(text);
+                    joined.push_str(text)?;
                 }
-                joined.push_str(string_of(&item?)?);
+                joined.push_str(string_of(&item?)?)?;
             }
-            Value::from(joined)
+            return joined.into_value().map(Some);
         }
-        "title" => Value::from(title(text)),
-        "casefold" => Value::from(text.to_lowercase()),
-        "swapcase" => Value::from(text.chars().map(swap_case).collect::<String>()),
+        "title" | "casefold" | "swapcase" | "upper" | "lower" | "capitalize" => {
+            takes(&[])?;
+            meter::value(text.len().saturating_mul(CASE_FACTOR))?;
+            Value::from(match method {
+                "title" => title(text),
+                "casefold" | "lower" => text.to_lowercase(),
+                "swapcase" => text.chars().map(swap_case).collect(),
+                "upper" => text.to_uppercase(),
+                _ => capitalize(text),
+            })
+        }
+        "format" => return formatting::format(FormatStyle::StrFormat, text, arguments).map(Some),
         "center" | "ljust" | "rjust" | "zfill" => {
             let given = takes(&["width", "fillchar"])?;
             let width = given.integer(0)?.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
@@ -230,9 +265,18 @@ fn string_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option
 
 fn list_method(list: &Value, method: &str, arguments: &[Value]) -> Result<Option<Value>, Error> {
     match method {
-        "index" => {
+        "index" | "count" => {
             let given = Arguments::new(arguments, &["value"])?;
             let wanted = given.required(0)?;
+            compared(list)?;
+            compared(wanted)?;
+            if method == "count" {
+                let mut count = 0;
+                for item in list.try_iter()?.checked() {
+                    count += usize::from(item? == *wanted);
+                }
+                return Ok(Some(Value::from(count)));
+            }
             for (index, item) in list.try_iter()?.checked().enumerate() {
                 if item? == *wanted {
                     return Ok(Some(Value::from(index)));
@@ -249,9 +293,9 @@ fn dict_method(dict: &Value, method: &str, arguments: &[Value]) -> Result<Option
     match method {
         "get" => {
             let given = Arguments::new(arguments, &["key", "default"])?;
-            let object = dict.as_object();
-            let found = object
-                .and_then(|object| given.required(0).ok().and_then(|key| object.get_value(key)));
+            let key = given.values[0].as_ref();
+            key.map_or(Ok(()), containers::key_size)?;
+            let found = dict.as_object().zip(key).and_then(|(dict, key)| dict.get_value(key));
             let default = || given.present(1).cloned().unwrap_or_else(|| Value::from(()));
             Ok(Some(found.unwrap_or_else(default)))
         }
@@ -266,13 +310,19 @@ fn slice(value: &Value, bounds: &Arguments) -> MethodResult {
     if step == 0 {
         return Err(invalid("slice step cannot be zero"));
     }
-    let is_text = match value.kind() {
-        ValueKind::String => true,
-        ValueKind::Seq | ValueKind::Iterable => false,
-        other => return Err(invalid(format!("a value of type {other} cannot be sliced"))),
+    if value.is_undefined() || value.is_none() {
+        return Ok(Value::from(Vec::<Value>::new()));
+    }
+    let count = match (value.as_str(), value.kind()) {
+        (Some(text), _) => text.chars().count(),
+        (None, ValueKind::Seq | ValueKind::Iterable) => {
+            value.len().map_or_else(|| Ok(containers::items(value)?.len()), Ok::<_, Error>)?
+        }
+        (None, other) => {
+            return Err(invalid(format!("a value of type {other} cannot be sliced")));
+        }
     };
-    let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
-    let count = items.len() as i64;
+    let count = count as i64;
     // Walking down, "before the first" is a place to stop at.
     let (lowest, highest) = if step > 0 { (0, count) } else { (-1, count - 1) };
     let clamp = |bound: i64| {
@@ -280,20 +330,38 @@ fn slice(value: &Value, bounds: &Arguments) -> MethodResult {
     };
     let first = if step > 0 { lowest } else { highest };
     let last = if step > 0 { highest } else { lowest };
-    let mut at = bounds.integer(0)?.map_or(first, clamp);
+    let start = bounds.integer(0)?.map_or(first, clamp);
     let stop = bounds.integer(1)?.map_or(last, clamp);
-    let mut picked = Vec::new();
-    while if step > 0 { at < stop } else { at > stop } {
-        picked.extend(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned());
-        at = at.saturating_add(step);
+    if step == 1 {
+        let (start, stop) = (start as usize, stop.max(start) as usize);
+        if let Some(text) = value.as_str() {
+            let byte_of = |nth: usize| text.char_indices().nth(nth).map_or(text.len(), |at| at.0);
+            let text = &text[byte_of(start)..byte_of(stop)];
+            meter::value(text.len())?;
+            return meter::text(text.to_owned());
+        }
+        if let Some(part) = containers::part(value, start, stop)? {
+            return Ok(part);
+        }
     }
-    Ok(if is_text {
-        picked.iter().filter_map(Value::as_str).collect::<String>().into()
-    } else if value.is_tuple() {
-        Value::from(Tuple::from(picked))
-    } else {
-        Value::from(picked)
-    })
+    let indices = std::iter::successors(Some(start), |at| at.checked_add(step))
+        .take_while(|&at| if step > 0 { at < stop } else { at > stop })
+        .filter_map(|at| usize::try_from(at).ok());
+    if let Some(text) = value.as_str() {
+        meter::value(text.len().saturating_mul(size_of::<char>()))?;
+        let characters: Vec<char> = text.chars().collect();
+        return meter::text(indices.filter_map(|at| characters.get(at)).collect());
+    }
+    let items = containers::items(value)?;
+    let picked = indices.filter_map(|at| items.get(at).cloned()).collect();
+    if value.is_tuple() { containers::tuple(picked) } else { containers::list(picked) }
+}
+
+/// `text` with `old` replaced by `new`, at most `count` times.
+pub(super) fn replace(text: &str, old: &str, new: &str, count: Option<usize>) -> MethodResult {
+    let count = text.matches(old).take(count.unwrap_or(usize::MAX)).count();
+    meter::value(text.len().saturating_add(count.saturating_mul(new.len())))?;
+    meter::text(text.replacen(old, new, count))
 }
 
 fn strings(pieces: Vec<&str>) -> Value {
@@ -357,13 +425,16 @@ fn rsplit_space(text: &str, limit: usize) -> Vec<&str> {
     reversed(pieces)
 }
 
+fn is_line_end(character: char) -> bool {
+    matches!(character, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
 /// Lines by all of Python's line ends; `\r\n` is one.
 fn split_lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let is_end = |character| matches!(character, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
-        let line_end = rest.find(is_end).unwrap_or(rest.len());
+        let line_end = rest.find(is_line_end).unwrap_or(rest.len());
         let end_length = match &rest[line_end..] {
             tail if tail.starts_with("\r\n") => 2,
             tail => tail.chars().next().map_or(0, char::len_utf8),
@@ -414,12 +485,15 @@ fn swap_case(character: char) -> char {
     swapped.unwrap_or(character)
 }
 
+fn capitalize(text: &str) -> String {
+    let mut characters = text.chars();
+    let first = characters.next().map(char::to_uppercase).into_iter().flatten();
+    first.collect::<String>() + &characters.as_str().to_lowercase()
+}
+
 fn pad(text: &str, width: i64, fill: char, method: &str) -> Result<String, Error> {
-    const WIDTH_LIMIT: usize = 1 << 20;
     let width = usize::try_from(width).unwrap_or(0);
-    if width > WIDTH_LIMIT {
-        return Err(invalid("the padded width is too large"));
-    }
+    meter::value(text.len().saturating_add(width.saturating_mul(fill.len_utf8())))?;
     let missing = width.saturating_sub(text.chars().count());
     let fill_of = |count: usize, fill: char| std::iter::repeat_n(fill, count).collect::<String>();
     Ok(match method {
@@ -435,34 +509,4 @@ fn pad(text: &str, width: i64, fill: char, method: &str) -> Result<String, Error
             fill_of(left, fill) + text + &fill_of(missing - left, fill)
         }
     })
-}
-
-/// `'…' % operand`: a tuple gives several values, a dict named ones, anything else one.
-pub(super) fn percent_format(format: &str, operand: &Value) -> Result<String, Error> {
-    use minijinja::formatting::{FormatStyle, format as apply};
-    let values: Vec<Value> =
-        if operand.is_tuple() { operand.try_iter()?.collect() } else { vec![operand.clone()] };
-    // Containers and floats print as Python prints them; numbers must stay numbers for `%d`.
-    let plain = !format.contains("%(") && values.iter().any(|value| !is_scalar(value));
-    if plain {
-        let values: Vec<Value> = values
-            .iter()
-            .map(|value| {
-                if is_scalar(value) {
-                    Ok(value.clone())
-                } else {
-                    python_str(value).map(Value::from)
-                }
-            })
-            .collect::<Result<_, _>>()?;
-        return apply(FormatStyle::Printf, format, &values);
-    }
-    apply(FormatStyle::Printf, format, &values)
-}
-
-fn is_scalar(value: &Value) -> bool {
-    matches!(
-        value.kind(),
-        ValueKind::String | ValueKind::Number | ValueKind::Bool | ValueKind::None
-    )
 }

@@ -1,58 +1,117 @@
-//! Rewrites of a template's source for what the engine's parser does not know.
+//! Rewrites of a template's source: for what the engine's parser does not know, and so that what a template makes
+//! is metered where it is made.
 //!
 //! - `{% generation %}…{% endgeneration %}` (transformers' mask of the assistant's words) becomes
 //!   `{% with %}…{% endwith %}`: the same text, the same trimming of white space, the same scope.
-//! - `'literal' % operand` becomes `'literal' |percent_format( operand)`: the engine's `%` is for numbers.
-//! - `x[a:b:c]` becomes `x.python_slice(a,b,c)`: the engine's slices with a step panic on an empty list.
-//! - Line ends become `\n`, as in Jinja2.
+//! - Operators, literals and slices are rewritten as `expression` says.
+//! - Text that may be written often (`raw`) is announced to the meter by `{{ 37|metered_text }}`.
+//! - Line ends become `\n`, as in Jinja2. Nothing else moves to another line, so errors name the author's lines.
 //!
-//! Comments, raw blocks and strings are left alone. Source that does not scan is passed on as it is:
-//! the engine's parser reports what is wrong with it.
+//! Comments, raw blocks and strings are left alone. Source that does not scan is passed on as it is: the
+//! engine's parser reports what is wrong with it. A block that scans and is not understood is remembered by its
+//! line, and its template refused even if the engine would take it.
 
-use crate::{Error, Result};
+mod expression;
+mod raw;
 
-/// Tokens in one block, a string being one. The engine compiles `1+1+1…` in quadratic time; the longest
+use self::expression::Nesting;
+use self::raw::Edge;
+use super::meter::{Limit, Measure};
+use crate::Result;
+
+/// Tokens in one block, a string being one. The engine compiles long expressions in quadratic time; the longest
 /// block of 80 published templates has 62.
 const BLOCK_TOKEN_LIMIT: usize = 2_000;
 
-/// The source with all rewrites applied.
-pub(super) fn rewrite(source: &str) -> Result<String> {
+/// A source with all rewrites applied.
+#[derive(Debug, Default)]
+pub(super) struct Rewritten {
+    pub(super) source: String,
+    /// Line of the first block that is not understood, from 1.
+    pub(super) unknown_line: Option<usize>,
+}
+
+/// Rewrites the source of the template of this name.
+pub(super) fn rewrite(template: &str, source: &str) -> Result<Rewritten> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let mut output = String::with_capacity(source.len() + 64);
-    let mut rest = source.as_str();
-    while let Some(start) = rest.find('{') {
-        output.push_str(&rest[..start]);
-        rest = &rest[start..];
+    let mut rewritten = Rewritten::default();
+    let output = &mut rewritten.source;
+    output.reserve(source.len() + source.len() / 4);
+    // How many blocks that may run often, or are kept as values, are open; and the tag before the text.
+    let (mut nesting, mut before) = (0_usize, Edge::Outside);
+    let (mut text_start, mut at) = (0, 0);
+    while let Some(found) = source[at..].find('{') {
+        let start = at + found;
+        let rest = &source[start..];
         let closing = match rest.as_bytes().get(1) {
-            Some(b'#') => {
-                let end = rest[2..].find("#}").map_or(rest.len(), |end| end + 4);
-                output.push_str(&rest[..end]);
-                rest = &rest[end..];
-                continue;
-            }
+            Some(b'#') => "#}",
             Some(b'%') => "%}",
             Some(b'{') => "}}",
             _ => {
-                output.push('{');
-                rest = &rest[1..];
+                at = start + 1;
                 continue;
             }
         };
-        let Some(block) = Block::scan(rest, closing) else { break };
-        if closing == "%}" && block.first_word(rest) == Some("raw") {
-            let end = end_of_raw(rest).unwrap_or(rest.len());
-            output.push_str(&rest[..end]);
-            rest = &rest[end..];
-            continue;
-        }
-        if block.tokens.len() > BLOCK_TOKEN_LIMIT {
-            return Err(Error::TemplateLimit { limit: "tokens in one block" });
-        }
-        block.write(rest, closing, &mut output);
-        rest = &rest[block.end..];
+        let (end, block) = if closing == "#}" {
+            (rest[2..].find("#}").map_or(rest.len(), |end| end + 4), None)
+        } else {
+            match Block::scan(rest, closing) {
+                Some(block) => (block.end, Some(block)),
+                None => break,
+            }
+        };
+        let tag = &rest[..end];
+        raw::write(&source[text_start..start], nesting > 0, before, Edge::at_start(tag), output);
+        let line = || 1 + source[..start].matches('\n').count();
+        let is_raw = block
+            .as_ref()
+            .is_some_and(|block| closing == "%}" && block.first_word(rest) == Some("raw"));
+        let end = match block {
+            _ if is_raw => {
+                let end = end_of_raw(rest).unwrap_or(rest.len());
+                if !raw::write_block(&rest[..end], tag.len(), nesting > 0, output) {
+                    rewritten.unknown_line.get_or_insert_with(line);
+                }
+                end
+            }
+            None => {
+                output.push_str(tag);
+                end
+            }
+            Some(block) => {
+                if block.tokens.len() > BLOCK_TOKEN_LIMIT {
+                    let limit = Limit { measure: Measure::BlockTokens, most: BLOCK_TOKEN_LIMIT };
+                    return Err(limit.error(template, Some(line())));
+                }
+                match expression::edits(&block, rest, closing) {
+                    Some((edits, change)) => {
+                        let mut written = 0;
+                        for edit in edits {
+                            output.push_str(&rest[written..edit.start]);
+                            output.push_str(&edit.text);
+                            written = edit.end;
+                        }
+                        output.push_str(&rest[written..end]);
+                        match change {
+                            Nesting::Opens => nesting += 1,
+                            Nesting::Closes => nesting = nesting.saturating_sub(1),
+                            Nesting::Same => {}
+                        }
+                    }
+                    None => {
+                        rewritten.unknown_line.get_or_insert_with(line);
+                        output.push_str(tag);
+                    }
+                }
+                end
+            }
+        };
+        before = Edge::at_end(&rest[..end]);
+        at = start + end;
+        text_start = at;
     }
-    output.push_str(rest);
-    Ok(output)
+    raw::write(&source[text_start..], nesting > 0, before, Edge::Outside, output);
+    Ok(rewritten)
 }
 
 /// The end of the `{% endraw %}` tag that closes the raw block at the start of `rest`.
@@ -85,24 +144,14 @@ struct Token {
 /// One `{% … %}` or `{{ … }}`: its tokens and where it ends, from its opening brace.
 struct Block {
     tokens: Vec<Token>,
-    /// Pairs of brackets, in the order they open.
-    brackets: Vec<Bracket>,
     end: usize,
-}
-
-/// A pair of brackets, by the indices of their tokens, with the colons directly inside.
-struct Bracket {
-    open: usize,
-    close: usize,
-    colons: Vec<usize>,
 }
 
 impl Block {
     fn scan(text: &str, closing: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let mut tokens: Vec<Token> = Vec::new();
-        let mut brackets = Vec::new();
-        let mut unclosed: Vec<Bracket> = Vec::new();
+        let mut unclosed = 0_usize;
         let mut at = 2;
         // A white space control right after the opening is no operator.
         if matches!(bytes.get(at), Some(b'-' | b'+')) {
@@ -112,17 +161,15 @@ impl Block {
             let rest = &text[at..];
             let character = rest.chars().next()?;
             // Inside brackets `}}` closes two dicts, as in Jinja2's lexer.
-            if unclosed.is_empty() && rest.starts_with(closing) {
-                brackets.sort_by_key(|bracket: &Bracket| bracket.open);
-                return Some(Self { tokens, brackets, end: at + 2 });
+            if unclosed == 0 && rest.starts_with(closing) {
+                return Some(Self { tokens, end: at + 2 });
             }
             let (kind, length) = match character {
                 '\'' | '"' => (Kind::Text, string_length(rest, character)?),
                 '(' | '[' | '{' => (Kind::Open, 1),
                 ')' | ']' | '}' => (Kind::Close, 1),
                 _ if character.is_alphanumeric() || character == '_' => {
-                    let word = |other: char| other.is_alphanumeric() || other == '_';
-                    (Kind::Word, rest.find(|other| !word(other)).unwrap_or(rest.len()))
+                    (Kind::Word, word_length(rest))
                 }
                 _ if character.is_whitespace() => {
                     at += character.len_utf8();
@@ -130,18 +177,9 @@ impl Block {
                 }
                 _ => (Kind::Sign(character), character.len_utf8()),
             };
-            let index = tokens.len();
             match kind {
-                Kind::Open => unclosed.push(Bracket { open: index, close: 0, colons: Vec::new() }),
-                Kind::Close => {
-                    brackets
-                        .extend(unclosed.pop().map(|bracket| Bracket { close: index, ..bracket }));
-                }
-                Kind::Sign(':') => {
-                    if let Some(bracket) = unclosed.last_mut() {
-                        bracket.colons.push(index);
-                    }
-                }
+                Kind::Open => unclosed += 1,
+                Kind::Close => unclosed = unclosed.saturating_sub(1),
                 _ => {}
             }
             tokens.push(Token { kind, start: at, end: at + length, first_byte: bytes[at] });
@@ -153,94 +191,22 @@ impl Block {
         let first = self.tokens.first().filter(|token| token.kind == Kind::Word)?;
         Some(&text[first.start..first.end])
     }
+}
 
-    /// Writes the block with its edits: a span of the text and what stands there instead.
-    fn write(&self, text: &str, closing: &str, output: &mut String) {
-        let mut edits: Vec<(usize, usize, String)> = Vec::new();
-        if closing == "%}"
-            && let Some(first) = self.tokens.first()
-        {
-            match self.first_word(text) {
-                Some("generation") => edits.push((first.start, first.end, "with".to_owned())),
-                Some("endgeneration") => edits.push((first.start, first.end, "endwith".to_owned())),
-                _ => {}
-            }
+/// Length of the word or number at the start of `text`; `1e-5` is one.
+fn word_length(text: &str) -> usize {
+    let is_word = |other: char| other.is_alphanumeric() || other == '_';
+    let length = |text: &str| text.find(|other| !is_word(other)).unwrap_or(text.len());
+    let word = &text[..length(text)];
+    let exponent = word.strip_suffix(['e', 'E']).is_some_and(|digits| {
+        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_')
+    });
+    let rest = &text[word.len()..];
+    match rest.strip_prefix(['-', '+']) {
+        Some(digits) if exponent && digits.starts_with(|c: char| c.is_ascii_digit()) => {
+            word.len() + 1 + length(digits)
         }
-        for index in 0..self.tokens.len() {
-            self.edit_percent(index, &mut edits);
-        }
-        for bracket in &self.brackets {
-            self.edit_slice(bracket, &mut edits);
-        }
-        edits.sort_by_key(|&(start, end, _)| (start, end));
-        let mut written = 0;
-        for (start, end, replacement) in edits {
-            output.push_str(&text[written..start]);
-            output.push_str(&replacement);
-            written = end;
-        }
-        output.push_str(&text[written..self.end]);
-    }
-
-    /// A `%` after a string literal opens the call of a filter, which closes after the operand.
-    fn edit_percent(&self, index: usize, edits: &mut Vec<(usize, usize, String)>) {
-        let percent = self.tokens[index];
-        let after_literal = index > 0 && self.tokens[index - 1].kind == Kind::Text;
-        if percent.kind == Kind::Sign('%')
-            && after_literal
-            && let Some(operand_end) = self.operand_end(index + 1)
-        {
-            edits.push((percent.start, percent.end, "|percent_format(".to_owned()));
-            edits.push((operand_end, operand_end, ")".to_owned()));
-        }
-    }
-
-    /// Brackets with two colons of their own become the call of a method.
-    fn edit_slice(&self, bracket: &Bracket, edits: &mut Vec<(usize, usize, String)>) {
-        let &[first_colon, second_colon] = bracket.colons.as_slice() else { return };
-        if self.tokens[bracket.open].first_byte != b'[' {
-            return;
-        }
-        let mut replace = |at: usize, with: &str, next_bound_end: usize| {
-            let bound = if at + 1 == next_bound_end { "none" } else { "" };
-            let token = self.tokens[at];
-            edits.push((token.start, token.end, format!("{with}{bound}")));
-        };
-        replace(bracket.open, ".python_slice(", first_colon);
-        replace(first_colon, ",", second_colon);
-        replace(second_colon, ",", bracket.close);
-        let close = self.tokens[bracket.close];
-        edits.push((close.start, close.end, ")".to_owned()));
-    }
-
-    /// Where the operand that begins at token `index` ends: a primary with its attributes, items, calls
-    /// and filters, all of which bind tighter than `%`.
-    fn operand_end(&self, mut index: usize) -> Option<usize> {
-        while matches!(self.tokens.get(index)?.kind, Kind::Sign('-' | '+')) {
-            index += 1;
-        }
-        let mut last = match self.tokens.get(index)?.kind {
-            Kind::Text | Kind::Word => index,
-            Kind::Open => self.matching_close(index)?,
-            Kind::Close | Kind::Sign(_) => return None,
-        };
-        while let Some(next) = self.tokens.get(last + 1) {
-            last = match next.kind {
-                Kind::Sign('.' | '|')
-                    if self.tokens.get(last + 2).is_some_and(|word| word.kind == Kind::Word) =>
-                {
-                    last + 2
-                }
-                Kind::Open => self.matching_close(last + 1)?,
-                _ => break,
-            };
-        }
-        Some(self.tokens[last].end)
-    }
-
-    fn matching_close(&self, open: usize) -> Option<usize> {
-        let at = self.brackets.binary_search_by_key(&open, |bracket| bracket.open).ok()?;
-        Some(self.brackets[at].close)
+        _ => word.len(),
     }
 }
 
@@ -265,7 +231,8 @@ mod tests {
 
     #[track_caller]
     fn check(source: &str, expect: &str) {
-        assert_eq!(rewrite(source).unwrap(), expect);
+        let rewritten = rewrite("template", source).unwrap();
+        assert_eq!((rewritten.source.as_str(), rewritten.unknown_line), (expect, None));
     }
 
     #[test]
@@ -280,45 +247,119 @@ mod tests {
     #[test]
     fn percent_after_a_literal_formats() {
         check("{{ '%s' % x }}", "{{ '%s' |percent_format( x) }}");
-        check("{{ '%s-%s' % (a, b) ~ c }}", "{{ '%s-%s' |percent_format( (a, b)) ~ c }}");
-        check("{{ '%d'%m['a'].b(1)|int + 1 }}", "{{ '%d'|percent_format(m['a'].b(1)|int) + 1 }}");
+        check(
+            "{{ '%s-%s' % (a, b) ~ c }}",
+            "{{ '%s-%s' |percent_format( metered_tuple(a, b)) |metered_concat( c) }}",
+        );
+        check(
+            "{{ '%d'%m['a'].b(1)|int + 1 }}",
+            "{{ '%d'|percent_format(m['a'].b(1)|int) |metered_add( 1) }}",
+        );
         check("{% set a = 'x%' %}", "{% set a = 'x%' %}");
         check("{% if a == 'x'%}", "{% if a == 'x'%}");
         check("{{ a % 2 }}{% if i % 2 == 0 %}", "{{ a % 2 }}{% if i % 2 == 0 %}");
-        check("{{ {'a': {'b': '%s' % c}} }}", "{{ {'a': {'b': '%s' |percent_format( c)}} }}");
     }
 
     #[test]
-    fn slices_with_a_step_become_calls() {
+    fn slices_become_calls() {
         check("{{ a[::-1][0] }}", "{{ a.python_slice(none,none,-1)[0] }}");
         check("{{ a[1:b[2]:c] }}", "{{ a.python_slice(1,b[2],c) }}");
         check(
             "{{ '%s' % a[x[::2]:y:] }}",
             "{{ '%s' |percent_format( a.python_slice(x.python_slice(none,none,2),y,none)) }}",
         );
-        check("{{ a[1:] ~ [{'b': 1, 'c': 2}] }}", "{{ a[1:] ~ [{'b': 1, 'c': 2}] }}");
+        check(
+            "{{ a[1:] ~ b[:n] }}",
+            "{{ a.python_slice(1,none) |metered_concat( b.python_slice(none,n)) }}",
+        );
+    }
+
+    #[test]
+    fn operators_keep_their_precedence() {
+        check("{{ a + b * c + d }}", "{{ a |metered_add( b |metered_mul( c)) |metered_add( d) }}");
+        check("{{ a - b + c }}", "{{ (a - b) |metered_add( c) }}");
+        check(
+            "{{ a ~ b if c else d+e -}}",
+            "{{ a |metered_concat( b) if c else d|metered_add(e) -}}",
+        );
+        check(
+            "{{ -a ** 2 * b|f(c ~ d) }}",
+            "{{ (-a ** 2) |metered_mul( b|f(c |metered_concat( d))) }}",
+        );
+        check("{{ 2 * 1e+5 * 1.5 }}", "{{ 2 |metered_mul( 1e+5) |metered_mul( 1.5) }}");
+        check("{{ not a == b + c }}", "{{ not a == b |metered_add( c)|metered_compared }}");
+        check(
+            "{{ 'x' in a and b not in ['y'] }}",
+            "{{ 'x' in a|metered_compared and b|metered_compared not in ['y'] }}",
+        );
+        check("{{ x is none and a ~ b }}", "{{ x is none and a |metered_concat( b) }}");
+        check("{{ a == 'x' or a != 1 }}", "{{ a == 'x' or a != 1 }}");
+        check("{{ f(*a, **b - c) }}", "{{ f(*a|metered_spread, **(b - c)|metered_spread) }}");
+    }
+
+    #[test]
+    fn literals_that_hold_values_are_made_by_functions() {
+        check(
+            "{{ [1, 'a', [-2]] }}{{ {'a': {1: none}} }}",
+            "{{ [1, 'a', [-2]] }}{{ {'a': {1: none}} }}",
+        );
+        check("{{ [a][0] }}", "{{ metered_list(a)[0] }}");
+        check(
+            "{{ {'a': {'b': '%s' % c}} }}",
+            "{{ metered_dict('a', metered_dict('b', '%s' |percent_format( c))) }}",
+        );
+        check(
+            "{% for a, b in [(1, c),] %}",
+            "{% for a, b in metered_list(metered_tuple(1, c),) %}",
+        );
+        check("{% set a, b = c, d %}", "{% set a, b = metered_tuple(c, d) %}");
+        check("{% set a.b = c if d else e %}", "{% set a.b = (c if d else e)|metered_held %}");
+        check("{{ (a)[b] }}", "{{ (a)[b|metered_key] }}");
+        check("{% macro m(a, b=[c]) %}", "{% macro m(a, b=metered_list(c)) %}");
+    }
+
+    #[test]
+    fn text_that_is_written_often_is_announced() {
+        let long = "some text to announce";
+        check(long, long);
+        let within = |text: &str| format!("{{% for a in b %}}{text}{{% endfor %}}{long}");
+        check(&within(long), &within("{{21|metered_text}}some text to announce"));
+        check(
+            &within("\n    some text to announce\n  "),
+            &within("\n    {{29|metered_text}}some text to announce\n  "),
+        );
+        let spaces = " ".repeat(20);
+        check(&within(&format!("\n{spaces}")), &within(&format!("\n{spaces}")));
+        check(&within(&spaces), &within(&format!(" {{{{20|metered_text}}}}{}", &spaces[1..])));
+        check(
+            "{% set a %}{% raw %} {{ some text }}{% endraw %}{% endset %}",
+            "{% set a %}{% raw %} {%+ endraw +%}{{38|metered_text}}{%+ raw +%}{{ some text }}{% endraw %}{% endset %}",
+        );
     }
 
     #[test]
     fn broken_source_is_left_to_the_parser() {
-        for source in [
-            "{{ 'open",
-            "{% if",
-            "{# never closed",
-            "{",
-            "{{",
-            "{% raw %} no end",
-            "{{ '%s' % }}",
-            "{{ a[::",
-        ] {
+        for source in
+            ["{{ 'open", "{% if", "{# never closed", "{", "{{", "{% raw %} no end", "{{ a[::"]
+        {
             check(source, source);
+        }
+        for source in [
+            "{{ '%s' % }}",
+            "a\n{{ a b }}",
+            "\n{% include 'a' %}",
+            "\n{{ metered_list(a) }}",
+            "\n{% for a in b %}{% raw %}                                                                         {% endraw %}",
+        ] {
+            let rewritten = rewrite("template", source).unwrap();
+            assert_eq!(rewritten.unknown_line, Some(1 + source.matches('\n').count()), "{source}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_source_scans_without_a_panic(source in "[{}%#'\"\\\\a ()\\[\\]:é|.-]{0,40}") {
-            rewrite(&source).unwrap();
+        fn any_source_scans_without_a_panic(source in "[{}%#'\"\\\\a ()\\[\\]:é|.+*~=,-]{0,40}") {
+            rewrite("template", &source).unwrap();
         }
     }
 }

@@ -25,6 +25,9 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
+/// The most bytes that one of a format can become: `%c` is a whole date.
+pub(super) const LONGEST_BYTES: usize = 16;
+
 /// Seconds since 1970, UTC.
 pub(super) fn now_unix_s() -> i64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
