@@ -87,7 +87,7 @@ impl Speaker {
     ) -> Result<Speaker> {
         let start = Instant::now();
         // First what is quick and may fail.
-        let dialect = Dialect::open(&model.checkpoint)?;
+        let mut dialect = Dialect::open(&model.checkpoint)?;
         if dialect.template.is_none() {
             tracing::warn!(
                 "{} has no chat template: it goes on with the text as it is, and may not answer it",
@@ -98,6 +98,7 @@ impl Speaker {
             Occasion::Prompt => invocation.plan(model)?,
             Occasion::Conversation => invocation.plan_conversation(model)?,
         };
+        dialect.set_context(pair.plan.context);
         let engine = invocation.load_pair(model, pair)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let (name, swap) = (model.name.clone(), SwapWatch::start());

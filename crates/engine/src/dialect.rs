@@ -22,6 +22,9 @@ const SIDE_FILES: [&str; 5] = [
     "chat_template.json",
 ];
 
+/// A config that claims more does not loosen the limits of its template.
+const CONTEXT_LIMIT_TOKENS: usize = 1 << 20;
+
 /// Everything between text and tokens of one model.
 #[derive(Debug)]
 pub struct Dialect {
@@ -75,13 +78,22 @@ impl Dialect {
         }
         let read = |name: &str| side_files.get(name).cloned();
         let files = TemplateFiles::find(read)?;
-        let template = files.as_ref().map(ChatTemplate::from_files).transpose()?;
+        let mut template = files.as_ref().map(ChatTemplate::from_files).transpose()?;
         let source = files.map_or_else(String::new, |files| {
             files.default + files.tool_use.as_deref().unwrap_or_default()
         });
-        let model_type = read("config.json")
+        let model = read("config.json")
             .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
-            .and_then(|config| config["model_type"].as_str().map(str::to_owned));
+            .unwrap_or_default();
+        let model_type = model["model_type"].as_str().unwrap_or_default();
+        // No more than the model was made for; less where it is loaded with less.
+        let context = [&model, &model["text_config"]]
+            .into_iter()
+            .find_map(|config| config["max_position_embeddings"].as_u64())
+            .and_then(|tokens| usize::try_from(tokens).ok());
+        if let (Some(template), Some(context)) = (&mut template, context) {
+            template.set_context(context.min(CONTEXT_LIMIT_TOKENS));
+        }
         let eos = eos_ids(read, &tokenizer)?;
         let reasoning = ReasoningMarkers::detect(&source);
         let knows_thinking = reasoning.as_ref().is_some_and(|marks| source.contains(&marks.close));
@@ -92,11 +104,18 @@ impl Dialect {
             template,
             eos,
             defaults: defaults(config.as_ref()),
-            tools: ToolFormat::detect(&source, model_type.as_deref().unwrap_or_default()),
+            tools: ToolFormat::detect(&source, model_type),
             reasoning,
             can_switch_thinking: source.contains("enable_thinking"),
             knows_thinking,
         })
+    }
+
+    /// Limits what the chat template may make to what a context of so many tokens can use.
+    pub fn set_context(&mut self, tokens: usize) {
+        if let Some(template) = &mut self.template {
+            template.set_context(tokens);
+        }
     }
 
     /// The prompt of a conversation. Without a chat template, the messages' text as it is.

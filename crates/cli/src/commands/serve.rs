@@ -32,13 +32,14 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     }
     let model = invocation.open(&args.model)?;
     // First what is quick and may fail.
-    let dialect = Dialect::open(&model.checkpoint)?;
+    let mut dialect = Dialect::open(&model.checkpoint)?;
     let request = PlanRequest {
         sequences: Some(service.parallel),
         serving: true,
         ..invocation.plan_request()
     };
     let pair = invocation.plan_pair(&model, &request)?;
+    dialect.set_context(pair.plan.context);
     let server = Server::start(options(service)).map_err(|error| listen_advice(error, service))?;
     let address = server.address();
     let tell = |line: &str| say!("{}", invocation.console.paint(Tone::Dim, line));
