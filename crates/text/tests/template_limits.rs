@@ -81,7 +81,11 @@ fn check_memory(source: &str, peak: usize) {
 fn check(expression: &str) {
     let source = format!(
         "{{% set big = 'x' * 500000 %}}{{% set list = range(20000)|list %}}\n\n{}",
-        if expression.starts_with("{%") { expression.to_owned() } else { format!("{{{{ {expression} }}}}") }
+        if expression.starts_with("{%") {
+            expression.to_owned()
+        } else {
+            format!("{{{{ {expression} }}}}")
+        }
     );
     let (rendered, peak) = render(&source);
     check_memory(&source, peak);
@@ -123,27 +127,66 @@ fn the_templates_of_the_report_end_in_errors() {
 fn every_filter_and_method_that_makes_much_of_little_is_limited() {
     for expression in [
         // Text.
-        "(big ~ big ~ big)|upper", "[list] * 100000", "(list, list) * 100000", "list * 1000",
-        "big|replace('x', 'yyyyyyyyyy')", "big|replace('', 'yyyyyyyyyy')",
-        "big.replace('x', 'yyyyyyyyyy')", "big.center(10**9)", "big.ljust(10**9)", "big.rjust(10**9)",
-        "'1'.zfill(10**9)", "'x'.center(10**8, '😀')", "('\\n' * 1000)|indent(10000, blank=true)",
-        "big|list", "big.split('x')", "big|split('x')", "big.splitlines().__len__ or ('\\n' * 500000).splitlines()",
-        "('a\\n' * 200000)|lines", "('a ' * 200000).split()", "('a ' * 200000).rsplit()", "('a ' * 200000)|split",
-        "[big, big, big]|join", "list|join(big)", "big.join(['a', 'b', 'c', 'd'])",
-        "[big, big, big]|tojson", "[[1]]|tojson(indent=big)|tojson(indent=big)|tojson(separators=(big, big))",
-        "([1] * 1000)|tojson(separators=(big, big))", "[big, big, big]|string", "[big, big, big]|pprint",
-        "'%s%s%s' % (big, big, big)", "'{0}{0}{0}'.format(big)", "'{a}{a}{a}'.format(a=big)",
-        "'%(a)s%(a)s%(a)s' % {'a': big}", "'%s%s%s'|format(big, big, big)",
-        "(big ~ big)|escape", "(big ~ big)|safe|e", "[big, big, big] ~ ''", "(big ~ big).upper() ~ big",
-        "strftime_now('%c' * 100000)", "strftime_now(big)",
+        "(big ~ big ~ big)|upper",
+        "[list] * 100000",
+        "(list, list) * 100000",
+        "list * 1000",
+        "big|replace('x', 'yyyyyyyyyy')",
+        "big|replace('', 'yyyyyyyyyy')",
+        "big.replace('x', 'yyyyyyyyyy')",
+        "big.center(10**9)",
+        "big.ljust(10**9)",
+        "big.rjust(10**9)",
+        "'1'.zfill(10**9)",
+        "'x'.center(10**8, '😀')",
+        "('\\n' * 1000)|indent(10000, blank=true)",
+        "big|list",
+        "big.split('x')",
+        "big|split('x')",
+        "big.splitlines().__len__ or ('\\n' * 500000).splitlines()",
+        "('a\\n' * 200000)|lines",
+        "('a ' * 200000).split()",
+        "('a ' * 200000).rsplit()",
+        "('a ' * 200000)|split",
+        "[big, big, big]|join",
+        "list|join(big)",
+        "big.join(['a', 'b', 'c', 'd'])",
+        "[big, big, big]|tojson",
+        "[[1]]|tojson(indent=big)|tojson(indent=big)|tojson(separators=(big, big))",
+        "([1] * 1000)|tojson(separators=(big, big))",
+        "[big, big, big]|string",
+        "[big, big, big]|pprint",
+        "'%s%s%s' % (big, big, big)",
+        "'{0}{0}{0}'.format(big)",
+        "'{a}{a}{a}'.format(a=big)",
+        "'%(a)s%(a)s%(a)s' % {'a': big}",
+        "'%s%s%s'|format(big, big, big)",
+        "(big ~ big)|escape",
+        "(big ~ big)|safe|e",
+        "[big, big, big] ~ ''",
+        "(big ~ big).upper() ~ big",
+        "strftime_now('%c' * 100000)",
+        "strftime_now(big)",
         "(['x' * 100000] * 20)|sum(start='')",
         // Lists and dicts.
         "range(100000)|list ~ range(100000)|list ~ range(100000)|list ~ range(100000)|list ~ range(100000)|list",
-        "list|batch(10**9, 0)", "list|slice(10**9)", "list|slice(10**9, 0)", "big|batch(1)", "big|reverse|list",
-        "big[::-1][::-1][::-1][::-1] ~ big ~ big", "big|map('upper')|list", "big|select|list",
-        "big|sort", "big|unique|list", "(list + list + list)|reverse", "big|groupby('a')",
-        "(list + list + list)|sort ~ ''", "dict(a=list, b=list, c=list, d=list)|tojson",
-        "f(*(list))", "f(**{'a': 1}) if f else dict(*(list))", "range(*(list))",
+        "list|batch(10**9, 0)",
+        "list|slice(10**9)",
+        "list|slice(10**9, 0)",
+        "big|batch(1)",
+        "big|reverse|list",
+        "big[::-1][::-1][::-1][::-1] ~ big ~ big",
+        "big|map('upper')|list",
+        "big|select|list",
+        "big|sort",
+        "big|unique|list",
+        "(list + list + list)|reverse",
+        "big|groupby('a')",
+        "(list + list + list)|sort ~ ''",
+        "dict(a=list, b=list, c=list, d=list)|tojson",
+        "f(*(list))",
+        "f(**{'a': 1}) if f else dict(*(list))",
+        "range(*(list))",
         "namespace(**dict(a=1)) and range(*(list))",
         // Text that is written.
         "{% autoescape true %}{{ '<' * 600000 }}{% endautoescape %}",
@@ -164,7 +207,9 @@ fn every_filter_and_method_that_makes_much_of_little_is_limited() {
 #[test]
 fn values_that_share_what_they_hold_stay_small() {
     let grow = |literal: &str| {
-        format!("{{% set ns = namespace(x=[1]) %}}{{% for i in range(400) %}}{{% set ns.x = {literal} %}}{{% endfor %}}")
+        format!(
+            "{{% set ns = namespace(x=[1]) %}}{{% for i in range(400) %}}{{% set ns.x = {literal} %}}{{% endfor %}}"
+        )
     };
     for literal in [
         "[ns.x, ns.x]",
@@ -181,7 +226,9 @@ fn values_that_share_what_they_hold_stay_small() {
         check(&grow(literal));
     }
     let deep = |literal: &str| {
-        format!("{{% set ns = namespace(x=1) %}}{{% for i in range(90000) %}}{{% set ns.x = {literal} %}}{{% endfor %}}")
+        format!(
+            "{{% set ns = namespace(x=1) %}}{{% for i in range(90000) %}}{{% set ns.x = {literal} %}}{{% endfor %}}"
+        )
     };
     for literal in ["[ns.x]", "(ns.x,)", "{'a': ns.x}", "dict(a=ns.x)", "(ns.x, 1)", "1, ns.x"] {
         check(&deep(literal));
@@ -214,12 +261,8 @@ fn work_that_makes_nothing_is_limited() {
         "{% for i in range(99999) %}{% if 'a' in list %}{% endif %}{% endfor %}",
         "{% for i in range(99999) %}{% if list is eq(list) %}{% endif %}{% endfor %}",
         "{% for i in range(99999) %}{% if list|max %}{% endif %}{% endfor %}",
-        "{% set x = list|map('map', 'upper') %}",
         "{% for i in range(99999) %}{% if list|map('string')|list %}{% endif %}{% endfor %}",
     ] {
-        let (rendered, peak) = render(expression);
-        check_memory(expression, peak);
-        assert!(rendered.is_err() || !expression.contains("map('map'"), "{expression}");
         check(expression);
     }
 }
@@ -258,7 +301,8 @@ fn what_honest_templates_make_is_made() {
 #[test]
 fn a_long_conversation_is_rendered() {
     let text = "naïve \u{1} \"quoted\" text\n".repeat(100_000);
-    let source = "{% for m in messages %}{{ m.content }}{{ m|tojson(ensure_ascii=true) }}{% endfor %}";
+    let source =
+        "{% for m in messages %}{{ m.content }}{{ m|tojson(ensure_ascii=true) }}{% endfor %}";
     let mut template = ChatTemplate::new(source, None, None).unwrap();
     template.set_context(64);
     let request = ChatRequest::new([json!({"role": "user", "content": text})]);
@@ -275,7 +319,8 @@ struct Random(u64);
 impl Random {
     fn below(&mut self, most: usize) -> usize {
         // Knuth's MMIX constants.
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % most
     }
 
@@ -287,22 +332,72 @@ impl Random {
         if depth == 0 {
             return self
                 .pick(&[
-                    "ns.x", "ns.y", "'x' * 60000", "messages", "range(9000)", "'{:>90000}'", "[ns.x, ns.y]", "7",
-                    "{'a': ns.x, 'b': ns.y}", "(ns.x, ns.x)", "'a,b'", "loop", "ns", "10 ** 9", "big",
+                    "ns.x",
+                    "ns.y",
+                    "'x' * 60000",
+                    "messages",
+                    "range(9000)",
+                    "'{:>90000}'",
+                    "[ns.x, ns.y]",
+                    "7",
+                    "{'a': ns.x, 'b': ns.y}",
+                    "(ns.x, ns.x)",
+                    "'a,b'",
+                    "loop",
+                    "ns",
+                    "10 ** 9",
+                    "big",
                 ])
                 .to_owned();
         }
         let (left, right) = (self.expression(depth - 1), self.expression(depth - 1));
         let operator = self.pick(&["~", "+", "*", "==", "in", "or", "and", "%", "-"]);
         let filter = self.pick(&[
-            "indent(900)", "list", "join('----')", "tojson(indent=9)", "upper", "replace('x', 'yyyy')", "batch(2, 0)",
-            "slice(3)", "sort", "unique", "string", "reverse", "map('list')", "map('string')", "select", "pprint",
-            "format(ns.x)", "escape", "length", "first", "last", "items", "dictsort", "sum(start='')", "split('x')",
-            "min", "groupby('a')", "default(ns.y)", "trim",
+            "indent(900)",
+            "list",
+            "join('----')",
+            "tojson(indent=9)",
+            "upper",
+            "replace('x', 'yyyy')",
+            "batch(2, 0)",
+            "slice(3)",
+            "sort",
+            "unique",
+            "string",
+            "reverse",
+            "map('list')",
+            "map('string')",
+            "select",
+            "pprint",
+            "format(ns.x)",
+            "escape",
+            "length",
+            "first",
+            "last",
+            "items",
+            "dictsort",
+            "sum(start='')",
+            "split('x')",
+            "min",
+            "groupby('a')",
+            "default(ns.y)",
+            "trim",
         ]);
         let method = self.pick(&[
-            "split('x')", "replace('x', 'zzz')", "join(ns.y)", "center(90000)", "format(ns.x)", "splitlines()", "upper()",
-            "items()", "values()", "zfill(90000)", "strip()", "get('a')", "count('x')", "title()",
+            "split('x')",
+            "replace('x', 'zzz')",
+            "join(ns.y)",
+            "center(90000)",
+            "format(ns.x)",
+            "splitlines()",
+            "upper()",
+            "items()",
+            "values()",
+            "zfill(90000)",
+            "strip()",
+            "get('a')",
+            "count('x')",
+            "title()",
         ]);
         match self.below(6) {
             0 => format!("({left}) {operator} ({right})"),
@@ -320,7 +415,8 @@ fn templates_of_amplifiers_stay_within_the_limits() {
     let mut random = Random(31);
     let mut limited = 0;
     for _ in 0..600 {
-        let mut source = String::from("{% set big = 'x' * 90000 %}{% set ns = namespace(x='xx', y=[1]) %}");
+        let mut source =
+            String::from("{% set big = 'x' * 90000 %}{% set ns = namespace(x='xx', y=[1]) %}");
         source.push_str("{% for i in range(60) %}");
         for _ in 0..3 {
             let depth = 1 + random.below(3);

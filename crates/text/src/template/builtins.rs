@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use minijinja::value::{Rest, ValueKind};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 
 use super::formatting::{ask as ask_format, printed_bytes};
@@ -37,7 +37,8 @@ pub(super) fn register(environment: &mut Environment<'static>) {
         environment.remove_filter(name);
     }
     let mut filter = |name: &'static str, filter: Value, cost: Cost| {
-        environment.add_filter(name, move |state: &mut State, arguments: Rest<Value>| {
+        environment.add_filter(name, move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+            let arguments = arguments.into_values();
             ask(cost, &arguments)?;
             containers::admit(filter.call(state, &arguments)?)
         });
@@ -135,10 +136,14 @@ fn register_tests(environment: &mut Environment<'static>) {
     let mut test = |names: &[&'static str], test: Value| {
         for name in names {
             let test = test.clone();
-            environment.add_test(*name, move |state: &mut State, arguments: Rest<Value>| {
-                arguments.iter().try_for_each(compared)?;
-                test.call(state, &arguments).map(|passed| passed.is_true())
-            });
+            environment.add_test(
+                *name,
+                move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+                    let arguments = arguments.into_values();
+                    arguments.iter().try_for_each(compared)?;
+                    test.call(state, &arguments).map(|passed| passed.is_true())
+                },
+            );
         }
     };
     test(&["eq", "equalto", "=="], Value::from_function(tests::is_eq));
@@ -172,7 +177,8 @@ fn pprint(value: &Value) -> Result<Value, Error> {
     text.into_value()
 }
 
-fn join(value: &Value, rest: Rest<Value>) -> Result<Value, Error> {
+fn join(value: &Value, rest: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let rest = rest.into_values();
     let given = Arguments::new(&rest, &["d", "attribute"])?;
     let mut separator = meter::Text::new();
     if let Some(given) = given.present(0) {
@@ -207,7 +213,8 @@ fn attribute(item: Value, path: Option<&Value>) -> Result<Value, Error> {
     Ok(item)
 }
 
-fn sum(value: &Value, rest: Rest<Value>) -> Result<Value, Error> {
+fn sum(value: &Value, rest: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let rest = rest.into_values();
     let given = Arguments::new(&rest, &["attribute", "start"])?;
     let mut sum = given.present(1).cloned().unwrap_or_else(|| Value::from(0));
     for item in value.try_iter()?.checked() {
@@ -226,7 +233,8 @@ fn sum(value: &Value, rest: Rest<Value>) -> Result<Value, Error> {
     Ok(sum)
 }
 
-fn indent(state: &mut State, arguments: Rest<Value>) -> Result<Value, Error> {
+fn indent(state: &mut State, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
     let Some((value, rest)) = arguments.split_first() else {
         return Err(Error::from(ErrorKind::MissingArgument));
     };
@@ -239,7 +247,8 @@ fn indent(state: &mut State, arguments: Rest<Value>) -> Result<Value, Error> {
     containers::admit(indented)
 }
 
-fn format(state: &mut State, arguments: Rest<Value>) -> Result<Value, Error> {
+fn format(state: &mut State, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
     if let Some((text, values)) = arguments.split_first() {
         ask_format(true, text.as_str().unwrap_or_default(), values)?;
     }
@@ -250,8 +259,9 @@ fn format(state: &mut State, arguments: Rest<Value>) -> Result<Value, Error> {
 /// `batch` and `slice`: their count and what fills the last one up cost as well.
 fn batches(
     filter: Value,
-) -> impl Fn(&mut State, Rest<Value>) -> Result<Value, Error> + Send + Sync + 'static {
+) -> impl Fn(&mut State, Rest<ValueOrKwargs>) -> Result<Value, Error> + Send + Sync + 'static {
     move |state, arguments| {
+        let arguments = arguments.into_values();
         ask(Cost::Items, &arguments)?;
         let count = arguments.get(1).and_then(Value::as_usize).unwrap_or(0);
         // A slice is a list, however short.
@@ -260,7 +270,8 @@ fn batches(
     }
 }
 
-fn dict(state: &mut State, arguments: Rest<Value>) -> Result<Value, Error> {
+fn dict(state: &mut State, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
     for argument in arguments.iter() {
         containers::measure(argument)?;
         meter::value(argument.len().unwrap_or(0).saturating_mul(4 * VALUE_SLOT_BYTES))?;
@@ -270,7 +281,8 @@ fn dict(state: &mut State, arguments: Rest<Value>) -> Result<Value, Error> {
     containers::dict(pairs.into_iter().flatten().collect())
 }
 
-fn namespace(state: &mut State, arguments: Rest<Value>) -> Result<Value, Error> {
+fn namespace(state: &mut State, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
     for argument in arguments.iter() {
         containers::measure(argument)?;
         if argument.len().is_some_and(|count| count > NAMESPACE_LIMIT) {

@@ -280,7 +280,16 @@ pub(super) fn admit(value: Value) -> Result<Value, Error> {
             if value.downcast_object_ref::<List>().is_some() {
                 return Ok(value);
             }
-            list(items(&value)?)
+            let mut items = items(&value)?;
+            // Before the new strings in it are told from others by their reference counts.
+            drop(value);
+            for item in &mut items {
+                if item.downcast_object_ref::<Vec<Value>>().is_some() {
+                    *item = admit(std::mem::take(item))?;
+                }
+                meter::hold_text(item)?;
+            }
+            list(items)
         }
         _ => Ok(value),
     }

@@ -259,18 +259,19 @@ pub(super) fn text(text: String) -> Result<Value, Error> {
     Ok(Value::from(text))
 }
 
-/// Counts a string of the engine's making.
+/// Counts a string of the engine's making, unless something else holds it: then it was counted before, or is the
+/// conversation's.
 pub(super) fn hold_text(value: &Value) -> Result<(), Error> {
-    match value.as_str() {
-        Some(text) if text.len() > SMALL_BYTES => {}
-        _ => return Ok(()),
+    if value.as_str().is_none_or(|text| text.len() <= SMALL_BYTES) {
+        return Ok(());
     }
     match value.to_str() {
-        Some(text) => with(|meter| {
+        // The value's own reference, and this one.
+        Some(text) if Arc::strong_count(&text) == 2 => with(|meter| {
             meter.value(text.len())?;
             meter.hold(Held::Text(text))
         }),
-        None => Ok(()),
+        _ => Ok(()),
     }
 }
 

@@ -333,7 +333,7 @@ mod tests {
         check(&within(&spaces), &within(&format!(" {{{{20|metered_text}}}}{}", &spaces[1..])));
         check(
             "{% set a %}{% raw %} {{ some text }}{% endraw %}{% endset %}",
-            "{% set a %}{% raw %} {%+ endraw +%}{{38|metered_text}}{%+ raw +%}{{ some text }}{% endraw %}{% endset %}",
+            "{% set a %}{% raw %} {%+ endraw +%}{{37|metered_text}}{%+ raw +%}{{ some text }}{% endraw %}{% endset %}",
         );
     }
 
