@@ -1,7 +1,7 @@
 //! The engine's filters, tests and functions, each asked for before it makes or walks anything.
 //!
-//! Every filter, test and function that the engine brings is named here, in `filters`, or in `operators`; a test
-//! compares the names with the engine's own. Those that Jinja2 does not have and that are lazy are removed.
+//! All that the engine brings is replaced here or in `filters`, but for what cannot make or walk much. What Jinja2 does
+//! not have and is lazy (`chain`, `zip`) is removed.
 
 use std::fmt::Write as _;
 
