@@ -13,9 +13,10 @@
 
 mod expression;
 mod raw;
+mod tag;
 
-use self::expression::Nesting;
 use self::raw::Edge;
+use self::tag::Nesting;
 use super::meter::{Limit, Measure};
 use crate::Result;
 

@@ -11,6 +11,7 @@
 //! - `'literal' % a` becomes `'literal' |percent_format( a)`: the engine's `%` is for numbers.
 //! - Operands of comparisons, keys and `*arguments` pass through filters that look at their size.
 
+use super::tag::Nesting;
 use super::{Block, Kind};
 
 /// Deeper blocks are refused: the engine's parser stops at 150.
@@ -18,14 +19,6 @@ const DEPTH_LIMIT: usize = 150;
 
 /// Names that only rewritten source may call.
 const RESERVED: [&str; 3] = ["metered_list", "metered_tuple", "metered_dict"];
-
-/// What a tag does to the nesting of blocks that may run often or be kept as a value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Nesting {
-    Opens,
-    Closes,
-    Same,
-}
 
 /// A span of a block's text and what stands there instead.
 #[derive(Debug)]
@@ -66,40 +59,40 @@ pub(super) fn edits(block: &Block, text: &str, closing: &str) -> Option<(Vec<Edi
 
 /// A parsed part of an expression, by its first and last token.
 #[derive(Debug, Clone, Copy)]
-struct Operand {
+pub(super) struct Operand {
     first: usize,
     last: usize,
     /// A filter after it applies to all of it.
     tight: bool,
     /// Its value is written in the source.
-    literal: bool,
+    pub(super) literal: bool,
 }
 
-struct Parser<'a> {
+pub(super) struct Parser<'a> {
     text: &'a str,
-    tokens: &'a [super::Token],
-    at: usize,
+    pub(super) tokens: &'a [super::Token],
+    pub(super) at: usize,
     depth: usize,
     edits: Vec<Edit>,
 }
 
 impl<'a> Parser<'a> {
-    fn word_at(&self, at: usize) -> Option<&'a str> {
+    pub(super) fn word_at(&self, at: usize) -> Option<&'a str> {
         let token = self.tokens.get(at).filter(|token| token.kind == Kind::Word)?;
         Some(&self.text[token.start..token.end])
     }
 
-    fn is_word(&self, word: &str) -> bool {
+    pub(super) fn is_word(&self, word: &str) -> bool {
         self.word_at(self.at) == Some(word)
     }
 
-    fn take_word(&mut self, word: &str) -> bool {
+    pub(super) fn take_word(&mut self, word: &str) -> bool {
         let taken = self.is_word(word);
         self.at += usize::from(taken);
         taken
     }
 
-    fn is_sign(&self, at: usize, sign: char) -> bool {
+    pub(super) fn is_sign(&self, at: usize, sign: char) -> bool {
         self.tokens.get(at).is_some_and(|token| token.kind == Kind::Sign(sign))
     }
 
@@ -110,30 +103,30 @@ impl<'a> Parser<'a> {
             && self.tokens[at].end == self.tokens[at + 1].start
     }
 
-    fn take_sign(&mut self, sign: char) -> bool {
+    pub(super) fn take_sign(&mut self, sign: char) -> bool {
         let taken = self.is_sign(self.at, sign);
         self.at += usize::from(taken);
         taken
     }
 
     /// `=`, but not `==`.
-    fn is_assignment(&self, at: usize) -> bool {
+    pub(super) fn is_assignment(&self, at: usize) -> bool {
         self.is_sign(at, '=') && !self.is_pair(at, '=', '=')
     }
 
-    fn is_bracket(&self, at: usize, bracket: u8) -> bool {
+    pub(super) fn is_bracket(&self, at: usize, bracket: u8) -> bool {
         self.tokens.get(at).is_some_and(|token| {
             matches!(token.kind, Kind::Open | Kind::Close) && token.first_byte == bracket
         })
     }
 
-    fn take_bracket(&mut self, bracket: u8) -> bool {
+    pub(super) fn take_bracket(&mut self, bracket: u8) -> bool {
         let taken = self.is_bracket(self.at, bracket);
         self.at += usize::from(taken);
         taken
     }
 
-    fn replace(&mut self, token: usize, text: impl Into<String>) {
+    pub(super) fn replace(&mut self, token: usize, text: impl Into<String>) {
         self.replace_span(self.tokens[token].start, self.tokens[token].end, text.into());
     }
 
@@ -141,12 +134,12 @@ impl<'a> Parser<'a> {
         self.edits.push(Edit { start, end, text, rank: (2, 0) });
     }
 
-    fn open_before(&mut self, token: usize, text: &str) {
+    pub(super) fn open_before(&mut self, token: usize, text: &str) {
         let (at, order) = (self.tokens[token].start, -(self.edits.len() as isize));
         self.edits.push(Edit { start: at, end: at, text: text.to_owned(), rank: (1, order) });
     }
 
-    fn close_after(&mut self, token: usize, text: &str) {
+    pub(super) fn close_after(&mut self, token: usize, text: &str) {
         let (at, order) = (self.tokens[token].end, self.edits.len() as isize);
         self.edits.push(Edit { start: at, end: at, text: text.to_owned(), rank: (0, order) });
     }
@@ -160,7 +153,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Passes an operand through a filter.
-    fn filter(&mut self, operand: Operand, filter: &str) {
+    pub(super) fn filter(&mut self, operand: Operand, filter: &str) {
         self.tighten(operand);
         self.close_after(operand.last, filter);
     }
@@ -175,129 +168,9 @@ impl<'a> Parser<'a> {
         Some(parsed)
     }
 
-    // === Statements ===
+    // From the loosest operator to the tightest.
 
-    fn tag(&mut self) -> Option<Nesting> {
-        let word = self.word_at(self.at)?;
-        self.at += 1;
-        match word {
-            "for" => {
-                while !self.is_word("in") {
-                    self.tokens.get(self.at)?;
-                    self.at += 1;
-                }
-                self.at += 1;
-                self.either()?;
-                if self.take_word("if") {
-                    self.expression()?;
-                }
-                self.take_word("recursive");
-                return Some(Nesting::Opens);
-            }
-            "if" | "elif" | "do" | "autoescape" => {
-                self.expression()?;
-            }
-            "set" => return self.set(),
-            "with" => {
-                while self.at < self.tokens.len() {
-                    while !self.is_assignment(self.at) {
-                        self.tokens.get(self.at)?;
-                        self.at += 1;
-                    }
-                    self.at += 1;
-                    self.expression()?;
-                    self.take_sign(',');
-                }
-            }
-            "macro" => {
-                self.word_at(self.at)?;
-                self.at += 1;
-                self.parameters()?;
-                return Some(Nesting::Opens);
-            }
-            "call" => {
-                if self.is_bracket(self.at, b'(') {
-                    self.parameters()?;
-                }
-                self.expression()?;
-                return Some(Nesting::Opens);
-            }
-            "filter" => {
-                self.filter_name()?;
-                self.filters()?;
-                return Some(Nesting::Opens);
-            }
-            "generation" | "endgeneration" => {
-                let with = if word == "generation" { "with" } else { "endwith" };
-                self.replace(self.at - 1, with);
-            }
-            "block" => {
-                self.at = self.tokens.len();
-                return Some(Nesting::Opens);
-            }
-            "endfor" | "endmacro" | "endcall" | "endfilter" | "endset" | "endblock" => {
-                self.at = self.tokens.len();
-                return Some(Nesting::Closes);
-            }
-            // There is no other template to fetch, and what the engine does not know it refuses.
-            "include" | "import" | "from" | "extends" => return None,
-            _ => self.at = self.tokens.len(),
-        }
-        Some(Nesting::Same)
-    }
-
-    fn set(&mut self) -> Option<Nesting> {
-        let mut dotted = false;
-        while self.at < self.tokens.len()
-            && !self.is_assignment(self.at)
-            && !self.is_sign(self.at, '|')
-        {
-            dotted |= self.is_sign(self.at, '.');
-            self.at += 1;
-        }
-        if self.take_sign('=') {
-            let first = self.at;
-            let value = self.expression()?;
-            if self.is_sign(self.at, ',') {
-                while self.take_sign(',') {
-                    if self.at < self.tokens.len() {
-                        self.expression()?;
-                    }
-                }
-                self.open_before(first, "metered_tuple(");
-                self.close_after(self.at - 1, ")");
-            } else if dotted && !value.literal {
-                self.filter(value, "|metered_held");
-            }
-            return Some(Nesting::Same);
-        }
-        if self.take_sign('|') {
-            self.filter_name()?;
-            self.filters()?;
-        }
-        Some(Nesting::Opens)
-    }
-
-    /// Parameters of a macro with their defaults.
-    fn parameters(&mut self) -> Option<()> {
-        self.take_bracket(b'(').then_some(())?;
-        while !self.take_bracket(b')') {
-            self.word_at(self.at)?;
-            self.at += 1;
-            if self.is_assignment(self.at) {
-                self.at += 1;
-                self.expression()?;
-            }
-            if !self.take_sign(',') && !self.is_bracket(self.at, b')') {
-                return None;
-            }
-        }
-        Some(())
-    }
-
-    // === Expressions, from the loosest operator to the tightest ===
-
-    fn expression(&mut self) -> Option<Operand> {
+    pub(super) fn expression(&mut self) -> Option<Operand> {
         self.deeper(Self::conditional)
     }
 
@@ -313,7 +186,7 @@ impl<'a> Parser<'a> {
         Some(operand)
     }
 
-    fn either(&mut self) -> Option<Operand> {
+    pub(super) fn either(&mut self) -> Option<Operand> {
         let mut operand = self.both()?;
         while self.take_word("or") {
             let last = self.both()?.last;
@@ -635,7 +508,7 @@ impl<'a> Parser<'a> {
         Some(())
     }
 
-    fn filter_name(&mut self) -> Option<()> {
+    pub(super) fn filter_name(&mut self) -> Option<()> {
         self.word_at(self.at)?;
         self.at += 1;
         while self.is_sign(self.at, '.') && self.word_at(self.at + 1).is_some() {
@@ -648,7 +521,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Filters and tests; whether there were any.
-    fn filters(&mut self) -> Option<bool> {
+    pub(super) fn filters(&mut self) -> Option<bool> {
         let before = self.at;
         loop {
             if self.take_sign('|') {
