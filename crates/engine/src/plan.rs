@@ -26,6 +26,22 @@ const PROGRAM_BYTES: u64 = 192 << 20;
 /// 15 Nov 2026.
 const GRAMMAR_BYTES_PER_TOKEN: u64 = 600;
 
+/// Name of the row that [`Plan::request_bytes`] reads.
+const REQUESTS: &str = "requests";
+
+/// What a server needs at least for what requests hold (bodies, parsed values, rendered prompts, grammars): a
+/// conversation that fills the context has to pass, and small ones beside it.
+const LEAST_REQUEST_BYTES: u64 = 24 << 20;
+const REQUEST_BYTES_PER_TOKEN: u64 = 1 << 10;
+
+/// What it is given: a share of the budget, where everything else leaves it. Slots for experts have a better use for memory.
+const REQUEST_SHARE_RESIDENT: u64 = 16;
+const REQUEST_SHARE_STREAMED: u64 = 64;
+const MOST_REQUEST_BYTES: u64 = 512 << 20;
+
+/// The same for a program that reads one prompt at a time.
+const PROMPT_BYTES: u64 = 8 << 20;
+
 /// The longest context planned unasked.
 const DEFAULT_CONTEXT: usize = 32_768;
 
@@ -148,7 +164,13 @@ pub struct Plan {
 impl Plan {
     /// What the model takes beside a program that is there already.
     pub fn model_bytes(&self) -> u64 {
-        let rows = self.rows.iter().filter(|row| row.name != PROGRAM);
+        let rows = self.rows.iter().filter(|row| ![PROGRAM, REQUESTS].contains(&row.name));
+        rows.fold(0, |sum, row| sum.saturating_add(row.bytes))
+    }
+
+    /// What all requests may hold together: their bodies, what is read from them, and their prompts as text.
+    pub fn request_bytes(&self) -> u64 {
+        let rows = self.rows.iter().filter(|row| row.name == REQUESTS);
         rows.fold(0, |sum, row| sum.saturating_add(row.bytes))
     }
 
@@ -237,6 +259,7 @@ impl<'a> Planner<'a> {
             );
             rows.insert(1, Row { name: "routed experts", bytes: self.spec.expert_bytes(), note });
         }
+        self.give_requests(&mut rows, &options, REQUEST_SHARE_RESIDENT, 0);
         self.plan(rows, None, options)
     }
 
@@ -275,6 +298,8 @@ impl<'a> Planner<'a> {
         }
         let mut options = self.share(options, geometry.least_bytes())?;
         let mut rows = self.fixed_rows(&options)?;
+        let least = geometry.least_bytes();
+        self.give_requests(&mut rows, &options, REQUEST_SHARE_STREAMED, least);
         let fixed = rows.iter().fold(0u64, |sum, row| sum.saturating_add(row.bytes));
         let left = self.budget_bytes.saturating_sub(fixed);
         let slots = match (self.request.expert_slots, self.request.expert_cache_bytes) {
@@ -311,6 +336,7 @@ impl<'a> Planner<'a> {
         let other = self.resident_bytes(&options)
             + expert_bytes
             + self.program_bytes()
+            + self.least_request_bytes(&options)
             + self.request.draft_bytes
             + self.activation_bytes(&options);
         let left = |taken| self.budget_bytes.saturating_sub(other).saturating_sub(taken);
@@ -393,9 +419,38 @@ impl<'a> Planner<'a> {
             let (name, bytes) = ("draft model", self.request.draft_bytes);
             rows.push(Row { name, bytes, note: "its weights, memory and activations".to_owned() });
         }
+        let note = if self.request.serving {
+            "bodies, what is read from them, prompts as text"
+        } else {
+            "the prompt as text"
+        };
+        let (name, bytes, note) = (REQUESTS, self.least_request_bytes(options), note.to_owned());
+        rows.push(Row { name, bytes, note });
         let (note, bytes) = ("tokenizer, threads, program".to_owned(), self.program_bytes());
         rows.push(Row { name: PROGRAM, bytes, note });
         Ok(rows)
+    }
+
+    /// What requests need at least, or nothing that fits the context could be asked.
+    fn least_request_bytes(&self, options: &Options) -> u64 {
+        if !self.request.serving {
+            return PROMPT_BYTES;
+        }
+        LEAST_REQUEST_BYTES + REQUEST_BYTES_PER_TOKEN * options.context as u64
+    }
+
+    /// Lets requests have more than the least, of what the other rows and `others` leave.
+    fn give_requests(&self, rows: &mut [Row], options: &Options, share: u64, others: u64) {
+        if !self.request.serving {
+            return;
+        }
+        let taken = rows.iter().fold(others, |sum, row| sum.saturating_add(row.bytes));
+        let left = self.budget_bytes.saturating_sub(taken);
+        let least = self.least_request_bytes(options);
+        let most = (self.budget_bytes / share).clamp(least, MOST_REQUEST_BYTES.max(least));
+        for row in rows.iter_mut().filter(|row| row.name == REQUESTS) {
+            row.bytes = most.min(row.bytes.saturating_add(left));
+        }
     }
 
     /// Weights that every step uses: the model's and the head's.

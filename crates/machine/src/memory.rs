@@ -111,6 +111,12 @@ pub fn swap_traffic_bytes() -> Option<u64> {
     system::swap_traffic_bytes()
 }
 
+/// Gives memory that this process has freed back to the system, where the allocator keeps it otherwise. It walks all of the
+/// heap, which takes milliseconds: not for a thread that others wait for.
+pub fn release_freed() {
+    system::release_freed();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@ use text::Piece;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::ask::identifier;
+use crate::budget::Share;
 use crate::desk::{Inlet, Told};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -119,8 +120,8 @@ pub(crate) struct Answers {
     /// Tokens of the prompt, the first if there are several.
     pub(crate) prompt_tokens: usize,
     started: std::time::Instant,
-    /// The request's place; free again when all is told.
-    _place: OwnedSemaphorePermit,
+    /// The request's place and its share of memory; free again when all is told.
+    _held: (OwnedSemaphorePermit, Share),
 }
 
 /// How an answer is heard.
@@ -159,7 +160,7 @@ impl Answers {
         hearings: Vec<Hearing>,
         dialect: Arc<Dialect>,
         metrics: Arc<Metrics>,
-        place: OwnedSemaphorePermit,
+        held: (OwnedSemaphorePermit, Share),
     ) -> Answers {
         let prompt_tokens = hearings.first().map_or(0, |hearing| hearing.prompt_tokens);
         let voice = |hearing: Hearing| Voice {
@@ -183,7 +184,7 @@ impl Answers {
             metrics,
             prompt_tokens,
             started: std::time::Instant::now(),
-            _place: place,
+            _held: held,
         }
     }
 

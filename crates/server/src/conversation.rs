@@ -175,29 +175,31 @@ impl Assistant {
 
 /// Messages in which tools answer in the order of the calls. Clients send results as they come and name the call; most templates
 /// show no names, and a model would take one result for another.
-pub(crate) fn with_results_in_order(messages: &[Value]) -> Vec<Value> {
-    let mut ordered = messages.to_vec();
-    let mut calls: &[Value] = &[];
+pub(crate) fn with_results_in_order(mut messages: Vec<Value>) -> Vec<Value> {
     let mut start = 0;
     while start < messages.len() {
-        let run = messages[start..].iter().take_while(|message| message["role"] == "tool").count();
+        let is_result = |message: &&Value| message["role"] == "tool";
+        let run = messages[start..].iter().take_while(is_result).count();
         if run == 0 {
-            calls = messages[start]["tool_calls"].as_array().map_or(&[], Vec::as_slice);
             start += 1;
             continue;
         }
-        let place = |result: &Value| {
-            let id = &result["tool_call_id"];
-            calls.iter().position(|call| !id.is_null() && call["id"] == *id)
-        };
-        // Who names no call, or one that is not there, says nothing about the order of any.
-        let results = &mut ordered[start..start + run];
+        let (before, results) = messages.split_at_mut(start);
+        let calls = before.last().and_then(|message| message["tool_calls"].as_array());
+        let ids = calls.into_iter().flatten().map(|call| call["id"].as_str()).enumerate();
+        let mut places = HashMap::new();
+        for (place, id) in ids.filter_map(|(place, id)| Some((place, id?))) {
+            places.entry(id).or_insert(place);
+        }
+        let place = |result: &Value| places.get(result["tool_call_id"].as_str()?).copied();
+        // A result that names no call, or one that is not there, says nothing about the order of any.
+        let results = &mut results[..run];
         if results.iter().all(|result| place(result).is_some()) {
             results.sort_by_key(place);
         }
         start += run;
     }
-    ordered
+    messages
 }
 
 /// The text of a content, parts or not.
@@ -241,7 +243,7 @@ mod tests {
         #[track_caller]
         fn check(messages: &[Value], expect: &[usize]) {
             let expect: Vec<Value> = expect.iter().map(|&index| messages[index].clone()).collect();
-            assert_eq!(with_results_in_order(messages), expect);
+            assert_eq!(with_results_in_order(messages.to_vec()), expect);
         }
         let (one, two, three) = (result("1", "a"), result("2", "b"), result("3", "c"));
         check(&[user.clone(), calls(&["1", "2"]), two.clone(), one.clone()], &[0, 1, 3, 2]);

@@ -15,6 +15,8 @@ mod answers;
 mod app;
 mod ask;
 mod base64;
+mod body;
+mod budget;
 mod connection;
 mod continuation;
 mod conversation;
@@ -34,6 +36,8 @@ mod shared;
 mod socket;
 mod speculation;
 mod time;
+mod turns;
+mod weight;
 mod wire;
 
 mod anthropic;

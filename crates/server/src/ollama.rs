@@ -19,7 +19,8 @@ use axum::response::{IntoResponse, Response};
 pub(crate) use manage::{embed, ps, pull, refuse, show, tags, version};
 
 use crate::answers::{Answers, Part};
-use crate::app::Posted;
+use crate::body::Posted;
+use crate::budget::Share;
 use crate::continuation::continued;
 use crate::error::{ApiError, ErrorShape};
 use crate::fields::{Fields, Result};
@@ -30,22 +31,21 @@ use reply::{Calls, Kind, Reply};
 use request::Wanted;
 
 /// `POST /api/chat`
-pub(crate) async fn chat(
-    State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
-) -> Result<Response> {
-    answer(&shared, Kind::Chat, request::chat(&Fields::of_body(&body)?)?).await
+pub(crate) async fn chat(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Response> {
+    let (wanted, share) = posted.read(|body| request::chat(&Fields::of_body(body)?))?;
+    answer(&shared, Kind::Chat, wanted, share).await
 }
 
 /// `POST /api/generate`
 pub(crate) async fn generate(
     State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Response> {
-    answer(&shared, Kind::Generate, request::generate(&Fields::of_body(&body)?)?).await
+    let (wanted, share) = posted.read(|body| request::generate(&Fields::of_body(body)?))?;
+    answer(&shared, Kind::Generate, wanted, share).await
 }
 
-async fn answer(shared: &Shared, kind: Kind, wanted: Wanted) -> Result<Response> {
+async fn answer(shared: &Shared, kind: Kind, wanted: Wanted, share: Share) -> Result<Response> {
     let started = Instant::now();
     let model = wanted.model.unwrap_or(manage::tagged(&shared.model()?.name));
     let reply = Reply { kind, model, started };
@@ -54,8 +54,8 @@ async fn answer(shared: &Shared, kind: Kind, wanted: Wanted) -> Result<Response>
     let Some(ask) = wanted.ask else {
         return Ok(Json(reply.nothing(wanted.unloads)).into_response());
     };
-    let ask = continued(shared, ask, wanted.begun.as_deref()).await?;
-    let answers = prepare::begin(shared, ask).await.map_err(in_own_words)?;
+    let (ask, share) = continued(shared, ask, wanted.begun, share).await?;
+    let answers = prepare::begin(shared, ask, share).await.map_err(in_own_words)?;
     if wanted.stream {
         // Lines of JSON have no comments: a silent stream stays silent.
         let keep_alive = KeepAlive { every: shared.options.keep_alive, frame: None };

@@ -4,25 +4,33 @@
 //! with the field named, before anything is queued. It takes processor time (a long prompt, a large
 //! schema), so it runs beside the threads that serve connections.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
 
 use engine::{Before, Constraint, Grammar, GrammarError, Listener, Prompt, Request};
 use serde_json::Value;
 use text::ChatRequest;
 use text::tools::{Choice, Frame, Tool};
-use tokio::sync::Semaphore;
 
 use crate::answers::{Answers, Hearing};
 use crate::ask::{Ask, Input, MOST_CHOICES, random};
+use crate::body::refused;
+use crate::budget::Share;
 use crate::conversation::{Conversation, with_results_in_order};
 use crate::error::{ApiError, chain, context_exceeded};
 use crate::fields::Result;
 use crate::model::Model;
 use crate::shared::Shared;
+use crate::weight;
 
-/// Requests that are prepared at once: templates and schemas must not take the cores from the model.
-static PREPARING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
+/// What preparing a request takes besides what the request holds: values for the template, and its text, some times over;
+/// and what a template may write and keep whatever it is given.
+const WORK_TIMES: usize = 3;
+const RENDER_BYTES: usize = 1 << 20;
+const RENDER_BYTES_PER_TOKEN: usize = 64;
+
+/// What an answer takes that is under way, besides its prompt.
+const ANSWER_BYTES: usize = 4 << 10;
 
 /// What is counted and shown may have more tokens than the context holds, so that a client sees by how much; but not
 /// any number, as that takes memory.
@@ -34,25 +42,38 @@ type Compiled = std::result::Result<Constraint, GrammarError>;
 struct Prepared {
     requests: Vec<Request>,
     hearings: Vec<Hearing>,
+    /// What is kept of it until its answers are complete.
+    kept_bytes: usize,
 }
 
 /// Queues an ask. What comes back is already under way.
-pub(crate) async fn begin(shared: &Shared, ask: Ask) -> Result<Answers> {
-    begin_all(shared, vec![ask]).await
+pub(crate) async fn begin(shared: &Shared, ask: Ask, share: Share) -> Result<Answers> {
+    begin_all(shared, vec![ask], share).await
 }
 
 /// Queues several asks as one: their answers are numbered through.
-pub(crate) async fn begin_all(shared: &Shared, asks: Vec<Ask>) -> Result<Answers> {
+pub(crate) async fn begin_all(
+    shared: &Shared,
+    asks: Vec<Ask>,
+    mut share: Share,
+) -> Result<Answers> {
     let model = Arc::clone(shared.model()?);
     asks.iter().try_for_each(check_choices)?;
     let place = shared.place(asks.iter().map(|ask| ask.choices).sum())?;
-    let prepared = while_wanted({
+    let size = share.bytes();
+    grow_to_prepare(shared, &mut share)?;
+    let (prepared, mut share) = while_wanted(shared, size, {
         let model = Arc::clone(&model);
         move |asker| {
-            asks.into_iter().map(|ask| prepare(&model, &ask, asker)).collect::<Result<Vec<_>>>()
+            let prepare = |ask| prepare(&model, ask, asker);
+            let prepared = asks.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
+            Ok((prepared, share))
         }
     })
     .await?;
+    let kept = prepared.iter().fold(0, |sum: usize, one| sum.saturating_add(one.kept_bytes));
+    grow(shared, &mut share, kept, "with its answers")?;
+    share.shrink(kept);
     let (mut requests, mut hearings) = (Vec::new(), Vec::new());
     for one in prepared {
         requests.extend(one.requests);
@@ -60,41 +81,81 @@ pub(crate) async fn begin_all(shared: &Shared, asks: Vec<Ask>) -> Result<Answers
     }
     let inlet = model.desk.submit(requests);
     let (dialect, metrics) = (Arc::clone(&model.dialect), Arc::clone(&shared.metrics));
-    Ok(Answers::new(inlet, hearings, dialect, metrics, place))
+    Ok(Answers::new(inlet, hearings, dialect, metrics, (place, share)))
 }
 
 /// The prompt an ask would have: for counting and showing.
-pub(crate) async fn prompt(shared: &Shared, ask: Ask) -> Result<Prompt> {
+pub(crate) async fn prompt(shared: &Shared, ask: Ask, mut share: Share) -> Result<(Prompt, Share)> {
     let model = Arc::clone(shared.model()?);
     let most = most_counted(&model);
-    let work = move |asker: &Asker| prompt_of(&model, &ask, most, asker).map(|(prompt, _)| prompt);
-    while_wanted(work).await
-}
-
-/// The tokens of a text, for counting and showing.
-pub(crate) async fn tokens(shared: &Shared, text: String, with_special: bool) -> Result<Vec<u32>> {
-    let model = Arc::clone(shared.model()?);
-    blocking(move || {
-        let tokens =
-            model.dialect.tokenizer.encode_up_to(&text, with_special, most_counted(&model));
-        tokens.map_err(|error| too_long(engine::Error::Text(error), model.facts.context))
+    let size = share.bytes();
+    grow_to_prepare(shared, &mut share)?;
+    while_wanted(shared, size, move |asker| {
+        let mut ask = ask;
+        let (prompt, _) = prompt_of(&model, &mut ask, most, asker)?;
+        drop(ask);
+        Ok((prompt, share))
     })
     .await
 }
 
-/// Runs what takes processor time.
-pub(crate) async fn blocking<T: Send + 'static>(
+/// The tokens of a text, for counting and showing.
+pub(crate) async fn tokens(
+    shared: &Shared,
+    text: String,
+    with_special: bool,
+    mut share: Share,
+) -> Result<(Vec<u32>, Share)> {
+    let model = Arc::clone(shared.model()?);
+    let size = share.bytes();
+    grow_to_prepare(shared, &mut share)?;
+    in_turn(shared, size, move || {
+        let tokens =
+            model.dialect.tokenizer.encode_up_to(&text, with_special, most_counted(&model));
+        let tokens =
+            tokens.map_err(|error| too_long(engine::Error::Text(error), model.facts.context))?;
+        Ok((tokens, share))
+    })
+    .await
+}
+
+/// Takes a share of what preparing needs and the places of preparation do not have.
+fn grow_to_prepare(shared: &Shared, share: &mut Share) -> Result<()> {
+    let context = shared.model()?.facts.context;
+    let render = RENDER_BYTES.saturating_add(RENDER_BYTES_PER_TOKEN.saturating_mul(context));
+    let work = share.bytes().saturating_mul(WORK_TIMES).saturating_add(render);
+    let more = work.saturating_sub(share.budget().work_bytes());
+    let needed = share.bytes().saturating_add(more);
+    grow(shared, share, needed, "to prepare")
+}
+
+/// Takes a share of at least so many bytes, or says what they were wanted for.
+pub(crate) fn grow(shared: &Shared, share: &mut Share, bytes: usize, what: &str) -> Result<()> {
+    if bytes <= share.bytes() {
+        return Ok(());
+    }
+    let denied = |denied| refused(shared, denied, &format!("would take {bytes} bytes {what}"));
+    share.resize(bytes).map_err(denied)
+}
+
+/// Runs what takes processor time for a request of this size, when it is its turn.
+pub(crate) async fn in_turn<T: Send + 'static>(
+    shared: &Shared,
+    size: usize,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    while_wanted(move |_| work()).await
+    while_wanted(shared, size, move |_| work()).await
 }
 
 /// Runs what takes processor time, and may stop early.
 async fn while_wanted<T: Send + 'static>(
+    shared: &Shared,
+    size: usize,
     work: impl FnOnce(&Asker) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let gone = |_| ApiError::internal("the server is ending");
-    let turn = PREPARING.acquire().await.map_err(gone)?;
+    let is_large = shared.budget().is_ok_and(|budget| size > budget.small_bytes());
+    let turn = shared.turns.take(size, is_large).await;
+    let turn = turn.ok_or_else(|| ApiError::internal("the server is shutting down"))?;
     let waiting = Waiting::default();
     let asker = Asker(Arc::clone(&waiting.is_over));
     // Whoever asked may go away; the work goes on until it notices, and so does its turn.
@@ -144,7 +205,7 @@ fn check_choices(ask: &Ask) -> Result<()> {
     Ok(())
 }
 
-fn prepare(model: &Model, ask: &Ask, asker: &Asker) -> Result<Prepared> {
+fn prepare(model: &Model, mut ask: Ask, asker: &Asker) -> Result<Prepared> {
     let seed = ask.sampling.seed.unwrap_or_else(random);
     let sampling = ask.sampling.over(&model.dialect.defaults, seed, 0);
     sampling.validate()?;
@@ -154,7 +215,8 @@ fn prepare(model: &Model, ask: &Ask, asker: &Asker) -> Result<Prepared> {
         return Err(ApiError::field("logit_bias", message));
     }
     let context = model.facts.context;
-    let (prompt, stable) = prompt_of(model, ask, context, asker)?;
+    let (prompt, stable) = prompt_of(model, &mut ask, context, asker)?;
+    let ask = &ask;
     if prompt.tokens.is_empty() {
         let field = if matches!(ask.input, Input::Chat(_)) { "messages" } else { "prompt" };
         return Err(ApiError::field(field, "the prompt is empty"));
@@ -197,7 +259,9 @@ fn prepare(model: &Model, ask: &Ask, asker: &Asker) -> Result<Prepared> {
         grammar_field: field.map(str::to_owned),
     };
     let hearings = listeners.enumerate().map(hearing).collect();
-    Ok(Prepared { requests, hearings })
+    let tools = tools.iter().map(|tool| weight::of_value(&tool.parameters));
+    let answer = tools.fold(ANSWER_BYTES + 4 * prompt.tokens.len(), usize::saturating_add);
+    Ok(Prepared { requests, hearings, kept_bytes: answer.saturating_mul(ask.choices) })
 }
 
 /// Tokens that are counted or shown.
@@ -216,16 +280,16 @@ fn too_long(error: engine::Error, context: usize) -> ApiError {
 }
 
 /// The prompt, if it has no more than `most` tokens, and how much of it the next turn of the conversation will likely
-/// begin with.
+/// begin with. The ask's messages, definitions and variables are gone afterwards: the template has them.
 fn prompt_of(
     model: &Model,
-    ask: &Ask,
+    ask: &mut Ask,
     most: usize,
     asker: &Asker,
 ) -> Result<(Prompt, Option<usize>)> {
     let dialect = &model.dialect;
     let context = model.facts.context;
-    match &ask.input {
+    match &mut ask.input {
         Input::Chat(messages) => {
             if messages.is_empty() {
                 return Err(ApiError::field("messages", "there are no messages"));
@@ -240,12 +304,14 @@ fn prompt_of(
             if turns > most {
                 return Err(context_exceeded(turns + 1, context));
             }
-            let mut chat = ChatRequest::new(with_results_in_order(messages));
+            let messages = with_results_in_order(std::mem::take(messages));
+            let mut chat = ChatRequest::new(messages);
+            let definitions = std::mem::take(&mut ask.tool_definitions);
             if ask.tool_choice != Choice::None {
-                chat.tools.clone_from(&ask.tool_definitions);
+                chat.tools = definitions;
             }
             chat.enable_thinking = ask.thinking;
-            chat.kwargs.clone_from(&ask.template_variables);
+            chat.kwargs = std::mem::take(&mut ask.template_variables);
             let rendered = match dialect.rendered(&chat) {
                 // Many templates insist on one system message, in front, and on turns; clients do not.
                 Err(error @ engine::Error::Text(text::Error::TemplateRaised { .. })) => {
@@ -264,7 +330,7 @@ fn prompt_of(
         Input::Text(text) => {
             let tokens = dialect.tokenizer.encode_up_to(text, true, most);
             let tokens = tokens.map_err(|error| too_long(error.into(), context))?;
-            Ok((Prompt { text: text.clone(), tokens, thinking: ask.begun }, None))
+            Ok((Prompt { text: std::mem::take(text), tokens, thinking: ask.begun }, None))
         }
         Input::Tokens(tokens) => {
             if tokens.len() > most {
@@ -277,7 +343,7 @@ fn prompt_of(
                 return Err(ApiError::field("prompt", message));
             }
             let text = dialect.tokenizer.decode(tokens, false)?;
-            Ok((Prompt { text, tokens: tokens.clone(), thinking: ask.begun }, None))
+            Ok((Prompt { text, tokens: std::mem::take(tokens), thinking: ask.begun }, None))
         }
     }
 }
@@ -428,6 +494,7 @@ fn tool_rules(model: &Model, ask: &Ask, tools: &[Tool], choice: &Choice) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Options;
     use tokio::sync::oneshot;
 
     #[tokio::test]
@@ -445,17 +512,22 @@ mod tests {
             let _ = ended.send(());
             Err(error)
         };
-        let client = tokio::spawn(while_wanted(work));
+        let shared = Arc::new(Shared::new(Options::default()));
+        let client = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move { while_wanted(&shared, 1, work).await }
+        });
         has_begun.await.unwrap();
         client.abort();
         has_ended.await.unwrap();
         // All turns are free, sooner or later.
-        let _all = PREPARING.acquire_many(2).await.unwrap();
+        let _all = (shared.turns.take(1, false).await, shared.turns.take(1, false).await);
     }
 
     #[tokio::test]
     async fn work_that_is_waited_for_is_done() {
-        assert_eq!(while_wanted(|asker| asker.check().map(|()| 5)).await, Ok(5));
-        assert_eq!(blocking(|| Ok(6)).await, Ok(6));
+        let shared = Shared::new(Options::default());
+        assert_eq!(while_wanted(&shared, 1, |asker| asker.check().map(|()| 5)).await, Ok(5));
+        assert_eq!(in_turn(&shared, 1, || Ok(6)).await, Ok(6));
     }
 }

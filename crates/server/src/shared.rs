@@ -7,11 +7,13 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Options;
+use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::hosts::Hosts;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::turns::{self, Turns};
 
 /// State of a server.
 pub(crate) struct Shared {
@@ -20,7 +22,11 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) started: Instant,
     pub(crate) live: Live,
+    /// Turns of requests that are prepared.
+    pub(crate) turns: Arc<Turns>,
     model: OnceLock<Arc<Model>>,
+    /// What requests may hold.
+    budget: OnceLock<Arc<Budget>>,
     /// One for each answer that is written or waits.
     places: OnceLock<(Arc<Semaphore>, usize)>,
     is_draining: AtomicBool,
@@ -35,7 +41,9 @@ impl Shared {
             metrics: Arc::new(Metrics::default()),
             started: Instant::now(),
             live: Live::default(),
+            turns: Arc::default(),
             model: OnceLock::new(),
+            budget: OnceLock::new(),
             places: OnceLock::new(),
             is_draining: AtomicBool::new(false),
         }
@@ -45,14 +53,18 @@ impl Shared {
     pub(crate) fn open(&self, model: Model) {
         let places = model.facts.parallel + self.options.queue;
         let _ = self.places.set((Arc::new(Semaphore::new(places)), places));
+        let _ = self.budget.set(Budget::new(model.plan.request_bytes(), turns::PLACES));
         let _ = self.model.set(Arc::new(model));
     }
 
     /// The model, or 503 while it is loading.
     pub(crate) fn model(&self) -> Result<&Arc<Model>, ApiError> {
-        self.model
-            .get()
-            .ok_or_else(|| ApiError::unavailable("model_loading", "the model is still loading", 2))
+        self.model.get().ok_or_else(model_loading)
+    }
+
+    /// What requests may hold, or 503 while the model is loading.
+    pub(crate) fn budget(&self) -> Result<&Arc<Budget>, ApiError> {
+        self.budget.get().ok_or_else(model_loading)
     }
 
     /// Places for a request that wants so many answers, or 503 if too many wait or the end is near.
@@ -86,6 +98,10 @@ impl Shared {
     pub(crate) fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::Acquire)
     }
+}
+
+fn model_loading() -> ApiError {
+    ApiError::unavailable("model_loading", "the model is still loading", 2)
 }
 
 /// Places for so many answers, of `all` there are. A request that wants more than all has the server to itself, or

@@ -101,3 +101,13 @@ pub(crate) fn wake_promptly() {
 pub(crate) fn forget_cached(file: &File) -> std::io::Result<()> {
     Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
+
+/// The GNU library keeps what threads have freed for the same threads, and what lies below anything that is in use.
+#[cfg(target_env = "gnu")]
+pub(crate) fn release_freed() {
+    // SAFETY: it takes the allocator's own locks, and what is in use stays where it is.
+    let _ = unsafe { libc::malloc_trim(0) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+pub(crate) fn release_freed() {}

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::reply::Reply;
 use super::request::{Purpose, read};
 use crate::answers::{Answers, Part};
-use crate::app::Posted;
 use crate::ask::identifier;
+use crate::body::Posted;
 use crate::continuation::continued;
 use crate::error::ApiError;
 use crate::fields::Result;
@@ -28,12 +28,12 @@ const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 pub(crate) async fn create(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Response> {
-    let asked = read(&body, Purpose::Answer)?;
+    let (asked, share) = posted.read(|body| read(body, Purpose::Answer))?;
     let model = shared.model()?.name.clone();
-    let ask = continued(&shared, asked.ask, asked.begun.as_deref()).await?;
-    let answers = prepare::begin(&shared, ask).await.map_err(in_own_words)?;
+    let (ask, share) = continued(&shared, asked.ask, asked.begun, share).await?;
+    let answers = prepare::begin(&shared, ask, share).await.map_err(in_own_words)?;
     let reply = Reply::new(identifier("msg_"), model, answers.prompt_tokens, asked.shows_thinking);
     if asked.streams {
         Ok(stream(&shared, wants_progress(&headers), reply, answers))
@@ -45,11 +45,11 @@ pub(crate) async fn create(
 /// How many tokens a conversation has.
 pub(crate) async fn count_tokens(
     State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Json<Value>> {
-    let asked = read(&body, Purpose::Count)?;
-    let ask = continued(&shared, asked.ask, asked.begun.as_deref()).await?;
-    let prompt = prepare::prompt(&shared, ask).await?;
+    let (asked, share) = posted.read(|body| read(body, Purpose::Count))?;
+    let (ask, share) = continued(&shared, asked.ask, asked.begun, share).await?;
+    let prompt = prepare::prompt(&shared, ask, share).await?.0;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})))
 }
 

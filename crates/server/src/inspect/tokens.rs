@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::app::Posted;
 use crate::ask::Ask;
+use crate::body::Posted;
 use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::chat;
@@ -17,32 +19,46 @@ use crate::shared::Shared;
 /// `POST /tokenize`
 pub(crate) async fn tokenize(
     State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
-) -> Result<Json<Value>> {
+    posted: Posted,
+) -> Result<Response> {
     let model = Arc::clone(shared.model()?);
-    let Tokenize { text, add_special, with_pieces } = Tokenize::read(&Fields::of_body(&body)?)?;
-    let tokens = prepare::tokens(&shared, text, add_special).await;
-    let tokens = tokens.map_err(|error| error.renamed("messages", "content"))?;
-    if !with_pieces {
-        return Ok(Json(json!({"tokens": tokens})));
-    }
-    let answer = prepare::blocking(move || {
+    let (asked, share) = posted.read(|body| Tokenize::read(&Fields::of_body(body)?))?;
+    let Tokenize { text, add_special, with_pieces } = asked;
+    let size = share.bytes();
+    let tokens = prepare::tokens(&shared, text, add_special, share).await;
+    let (tokens, share) = tokens.map_err(|error| error.renamed("messages", "content"))?;
+    prepare::in_turn(&shared, size, move || {
         let tokenizer = &model.dialect.tokenizer;
-        let piece = |&id: &u32| json!({"id": id, "piece": piece(tokenizer.token_bytes(id))});
-        Ok(json!({"tokens": tokens.iter().map(piece).collect::<Vec<_>>()}))
-    });
-    Ok(Json(answer.await?))
+        // As text, piece by piece: values would take some hundred bytes for each.
+        let mut answer = String::from("{\"tokens\":[");
+        for (index, &id) in tokens.iter().enumerate() {
+            answer.push_str(if index == 0 { "" } else { "," });
+            match with_pieces {
+                true => {
+                    let piece = json!({"id": id, "piece": piece(tokenizer.token_bytes(id))});
+                    answer.push_str(&piece.to_string());
+                }
+                false => answer.push_str(&id.to_string()),
+            }
+        }
+        answer.push_str("]}");
+        drop(share);
+        Ok(([(header::CONTENT_TYPE, "application/json")], answer).into_response())
+    })
+    .await
 }
 
 /// `POST /detokenize`
 pub(crate) async fn detokenize(
     State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Json<Value>> {
     let model = Arc::clone(shared.model()?);
-    let tokens = token_list(&Fields::of_body(&body)?, model.facts.vocabulary)?;
-    let answer = prepare::blocking(move || {
+    let vocabulary = model.facts.vocabulary;
+    let (tokens, share) = posted.read(|body| token_list(&Fields::of_body(body)?, vocabulary))?;
+    let answer = prepare::in_turn(&shared, share.bytes(), move || {
         let decoded = model.dialect.tokenizer.decode(&tokens, false);
+        drop(share);
         decoded.map_err(|error| of_field("tokens", &error))
     });
     Ok(Json(json!({"content": answer.await?})))
@@ -51,10 +67,10 @@ pub(crate) async fn detokenize(
 /// `POST /apply-template`
 pub(crate) async fn apply_template(
     State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Json<Value>> {
-    let ask = templated(&body)?;
-    let prompt = prepare::prompt(&shared, ask).await?;
+    let (ask, share) = posted.read(templated)?;
+    let (prompt, _share) = prepare::prompt(&shared, ask, share).await?;
     Ok(Json(json!({"prompt": prompt.text, "tokens": prompt.tokens.len()})))
 }
 

@@ -9,7 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use crate::app::Posted;
+use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result};
 use crate::model::{Facts, Model};
@@ -47,13 +47,11 @@ pub(crate) async fn ps(State(shared): State<Arc<Shared>>) -> Result<Json<Value>>
 }
 
 /// `POST /api/show`
-pub(crate) async fn show(
-    State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
-) -> Result<Json<Value>> {
+pub(crate) async fn show(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Json<Value>> {
     let model = shared.model()?;
     // Whoever asks for another model wants to know that it is not here.
-    if let Some(name) = request::name(&Fields::of_body(&body)?)?
+    let (name, _) = posted.read(|body| request::name(&Fields::of_body(body)?))?;
+    if let Some(name) = name
         && !is_called(model, &name)
     {
         let message = format!("there is no model {name:?} here, only {:?}", tagged(&model.name));
@@ -63,13 +61,11 @@ pub(crate) async fn show(
 }
 
 /// `POST /api/pull`: many programs fetch a model before they use it, and the one that is here need not be fetched.
-pub(crate) async fn pull(
-    State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
-) -> Result<Response> {
-    let fields = Fields::of_body(&body)?;
-    let name = request::name(&fields)?;
-    let streams = fields.bool("stream")?.unwrap_or(true);
+pub(crate) async fn pull(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Response> {
+    let ((name, streams), _) = posted.read(|body| {
+        let fields = Fields::of_body(body)?;
+        Ok((request::name(&fields)?, fields.bool("stream")?.unwrap_or(true)))
+    })?;
     if !name.is_some_and(|name| shared.model().is_ok_and(|model| is_called(model, &name))) {
         return Err(refuse().await);
     }

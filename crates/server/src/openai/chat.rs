@@ -16,8 +16,8 @@ use super::{
     total,
 };
 use crate::answers::{Finish, Part, TokenLogprob, Whole};
-use crate::app::Posted;
 use crate::ask::{Ask, Input, Wishes};
+use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::prepare;
@@ -50,11 +50,11 @@ struct Shape {
 pub(crate) async fn complete(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Response> {
-    let Chat { ask, streaming, shape } = read(&body)?;
+    let (Chat { ask, streaming, shape }, share) = posted.read(read)?;
     let choices = ask.choices;
-    let answers = prepare::begin(&shared, ask).await?;
+    let answers = prepare::begin(&shared, ask, share).await?;
     let model = &shared.model()?.name;
     let Some(streaming) = streaming else {
         let head = Head::new("chatcmpl-", "chat.completion", model);

@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Head, Streaming, check_names, finish_word, finite, format, total};
 use crate::answers::{Part, TokenLogprob, TokenText, Usage, Whole};
-use crate::app::Posted;
 use crate::ask::{Ask, Input, MOST_CHOICES, Wishes};
+use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::prepare;
@@ -41,14 +41,14 @@ struct Completion {
 pub(crate) async fn complete(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Response> {
-    let Completion { asks, echo, streaming } = read(&body)?;
+    let (Completion { asks, echo, streaming }, share) = posted.read(read)?;
     let choices = asks.first().map_or(1, |ask| ask.choices);
     let has_logprobs = asks.first().is_some_and(|ask| ask.sampling.logprobs.is_some());
     let echoed: Vec<Input> =
         if echo { asks.iter().map(|ask| ask.input.clone()).collect() } else { Vec::new() };
-    let answers = prepare::begin_all(&shared, asks).await.map_err(about_prompt)?;
+    let answers = prepare::begin_all(&shared, asks, share).await.map_err(about_prompt)?;
     let model = shared.model()?;
     // They were judged above, so that these are tokens of the model and not too many.
     let echoed = echoed.into_iter().map(|input| match input {

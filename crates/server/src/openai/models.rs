@@ -10,7 +10,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::app::Posted;
+use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::model::Facts;
@@ -42,9 +42,9 @@ pub(crate) async fn show(
 /// Says that there are none.
 pub(crate) async fn embeddings(
     State(shared): State<Arc<Shared>>,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Json<Value>> {
-    check_input(&body)?;
+    posted.read(check_input)?;
     let message = format!(
         "{} generates text and has no embeddings: use a model made for them",
         shared.model()?.name

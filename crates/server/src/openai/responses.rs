@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 use super::{now_unix_s, wants_progress};
 use crate::answers::{Answers, Part};
-use crate::app::Posted;
 use crate::ask::identifier;
+use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::prepare;
@@ -32,11 +32,11 @@ use reply::{Head, Reply};
 pub(crate) async fn respond(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
-    Posted(body): Posted,
+    posted: Posted,
 ) -> Result<Response> {
-    let asked = request::read(&body)?;
+    let (asked, share) = posted.read(request::read)?;
     let model = shared.model()?.name.clone();
-    let answers = prepare::begin(&shared, asked.ask).await.map_err(in_own_words)?;
+    let answers = prepare::begin(&shared, asked.ask, share).await.map_err(in_own_words)?;
     let head = Head { suffix: identifier(""), created: now_unix_s(), model, echo: asked.echo };
     let reply = Reply::new(head, asked.offers, asked.extras);
     if asked.streams {

@@ -1,0 +1,223 @@
+//! The memory that requests may hold together, and each request's share of it.
+//!
+//! A share is taken before the memory is: for a body by its length, for what is read from it by its weight, for a prompt by
+//! what preparing it may take. Nothing waits for a share, so that no two requests can wait for each other: what does not fit
+//! now is refused and may come again, and what could never fit is refused for good. When much has been given back, the
+//! allocator is asked to return it to the system.
+//!
+//! Invariant: the shares together are never more than the budget, and large ones leave a quarter of it to small ones.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Preparing a request takes memory besides what it holds: this share of all, for each that is prepared at once.
+const WORK_SHARE: usize = 8;
+/// A share of the budget up to this part of it is a small one.
+const SMALL_SHARE: usize = 16;
+/// Freed bytes that are worth a walk through the heap, and how long more of them are waited for.
+const WORTH_RETURNING_BYTES: usize = 2 << 20;
+const RETURN_AFTER: Duration = Duration::from_millis(500);
+
+/// What all requests may hold.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    total_bytes: usize,
+    /// What each preparation may take for itself.
+    work_bytes: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used_bytes: usize,
+    /// Given back since memory was last returned to the system.
+    freed_bytes: usize,
+    /// Whether memory is about to be returned.
+    is_returning: bool,
+}
+
+/// Part of a [`Budget`], given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+/// Why there is no share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// Others hold too much.
+    Now,
+    /// It is more than any request may have.
+    Never,
+}
+
+impl Budget {
+    /// Of `bytes` for all requests, of which up to `preparing` are prepared at once.
+    pub(crate) fn new(bytes: u64, preparing: usize) -> Arc<Budget> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let work_bytes = bytes / WORK_SHARE;
+        let total_bytes = bytes.saturating_sub(work_bytes.saturating_mul(preparing));
+        Arc::new(Budget { total_bytes, work_bytes, state: Mutex::default() })
+    }
+
+    /// A share of so many bytes.
+    pub(crate) fn take(self: &Arc<Budget>, bytes: usize) -> Result<Share, Denied> {
+        let mut share = Share { budget: Arc::clone(self), bytes: 0 };
+        share.resize(bytes)?;
+        Ok(share)
+    }
+
+    /// What a preparation may take without a share of its own.
+    pub(crate) fn work_bytes(&self) -> usize {
+        self.work_bytes
+    }
+
+    /// The largest share there can be.
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.total_bytes - self.total_bytes / 4
+    }
+
+    /// The largest share that counts as small.
+    pub(crate) fn small_bytes(&self) -> usize {
+        self.total_bytes / SMALL_SHARE
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Share {
+    /// How much it is.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The budget that it is a part of.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// Makes it this large. Denied, it stays as it was.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Denied> {
+        if bytes <= self.bytes {
+            self.shrink(bytes);
+            return Ok(());
+        }
+        let budget = &self.budget;
+        if bytes > budget.most_bytes() {
+            return Err(Denied::Never);
+        }
+        let is_small = bytes <= budget.small_bytes();
+        let limit = if is_small { budget.total_bytes } else { budget.most_bytes() };
+        let mut state = budget.state();
+        let used = (state.used_bytes - self.bytes).saturating_add(bytes);
+        if used > limit {
+            return Err(Denied::Now);
+        }
+        state.used_bytes = used;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Gives back what is more than this. What it stood for has to be freed before.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let freed = self.bytes.saturating_sub(bytes);
+        if freed == 0 {
+            return;
+        }
+        self.bytes = bytes;
+        let mut state = self.budget.state();
+        state.used_bytes -= freed;
+        state.freed_bytes = state.freed_bytes.saturating_add(freed);
+        if state.freed_bytes >= WORTH_RETURNING_BYTES && !state.is_returning {
+            state.is_returning = true;
+            drop(state);
+            return_memory(&self.budget);
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+/// Returns freed memory to the system a little later, when what is being freed with it is free as well.
+fn return_memory(budget: &Arc<Budget>) {
+    let budget = Arc::clone(budget);
+    // Without a runtime the server is shutting down, and returns everything.
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    runtime.spawn(async move {
+        tokio::time::sleep(RETURN_AFTER).await;
+        {
+            let mut state = budget.state();
+            state.freed_bytes = 0;
+            state.is_returning = false;
+        }
+        let _ = tokio::task::spawn_blocking(machine::memory::release_freed).await;
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1,000 bytes for shares, of which one may have 750 and 62 are few.
+    fn budget() -> Arc<Budget> {
+        let budget = Budget::new(1600, 3);
+        assert_eq!((budget.total_bytes, budget.work_bytes()), (1000, 200));
+        assert_eq!((budget.most_bytes(), budget.small_bytes()), (750, 62));
+        budget
+    }
+
+    #[test]
+    fn shares_are_never_more_than_the_budget() {
+        let budget = budget();
+        assert_eq!(budget.take(751).unwrap_err(), Denied::Never);
+        let mut large = budget.take(700).unwrap();
+        assert_eq!(budget.take(63).unwrap_err(), Denied::Now);
+        assert_eq!(large.resize(751), Err(Denied::Never));
+        assert_eq!(large.bytes(), 700);
+        large.resize(750).unwrap();
+        large.shrink(800);
+        assert_eq!(large.bytes(), 750);
+        large.shrink(100);
+        let other = budget.take(650).unwrap();
+        assert_eq!(large.resize(101), Err(Denied::Now));
+        drop(other);
+        large.resize(750).unwrap();
+        drop(large);
+        assert_eq!(budget.state().used_bytes, 0);
+        assert!(budget.take(750).is_ok());
+    }
+
+    #[test]
+    fn large_shares_leave_a_quarter_to_small_ones() {
+        let budget = budget();
+        let _large = budget.take(750).unwrap();
+        let small: Vec<Share> = (0..4).map(|_| budget.take(62).unwrap()).collect();
+        assert_eq!(budget.take(62).unwrap_err(), Denied::Now);
+        assert!(budget.take(2).is_ok());
+        drop(small);
+        // Small ones may have all that large ones leave.
+        assert!(budget.take(62).is_ok());
+    }
+
+    #[tokio::test]
+    async fn memory_is_returned_once_for_much_that_is_freed_together() {
+        let budget = Budget::new(1 << 30, 0);
+        let free = |bytes| drop(budget.take(bytes).unwrap());
+        free(WORTH_RETURNING_BYTES - 1);
+        assert!(!budget.state().is_returning);
+        free(1);
+        assert!(budget.state().is_returning);
+        free(WORTH_RETURNING_BYTES);
+        while budget.state().is_returning {
+            tokio::time::sleep(RETURN_AFTER / 10).await;
+        }
+        assert_eq!(budget.state().freed_bytes, 0);
+    }
+}
