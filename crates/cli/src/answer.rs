@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use engine::{Dialect, Engine, Event, FinishReason, Request, Usage};
+use engine::{Dialect, Engine, Event, FinishReason, Prompt, Request, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 use text::{ChatRequest, Message};
@@ -13,6 +13,7 @@ use text::{ChatRequest, Message};
 use crate::args::SamplingArgs;
 use crate::interrupt::Answering;
 use crate::invocation::{self, Invocation, OpenModel, SwapWatch};
+use crate::report::Advised;
 use crate::size;
 
 /// A model that can be talked with.
@@ -23,8 +24,13 @@ pub(crate) struct Speaker {
     /// Text to tokens and back.
     pub(crate) dialect: Dialect,
     load_seconds: f64,
+    /// What a prompt may hold, of the memory that is planned for it.
+    prompt_bytes: u64,
     swap: SwapWatch,
 }
+
+/// How often a prompt is in memory while it becomes tokens: as messages, as values of the template, as text.
+const PROMPT_COPIES: u64 = 8;
 
 /// A part of an answer as it arrives.
 #[derive(Clone, Copy, Debug)]
@@ -99,10 +105,11 @@ impl Speaker {
             Occasion::Conversation => invocation.plan_conversation(model)?,
         };
         dialect.set_context(pair.plan.context);
+        let prompt_bytes = pair.plan.request_bytes() / PROMPT_COPIES;
         let engine = invocation.load_pair(model, pair)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let (name, swap) = (model.name.clone(), SwapWatch::start());
-        Ok(Speaker { name, engine, dialect, load_seconds, swap })
+        Ok(Speaker { name, engine, dialect, load_seconds, prompt_bytes, swap })
     }
 
     /// Ends what was recorded.
@@ -115,6 +122,29 @@ impl Speaker {
         self.engine.runner().options().context
     }
 
+    /// The prompt of a conversation. One that is far too long is refused before it takes memory and time.
+    fn prompt(&self, chat: &ChatRequest) -> Result<Prompt> {
+        let context = self.context();
+        let texts = chat.messages.iter().filter_map(|message| message["content"].as_str());
+        let bytes = texts.fold(0, |sum, text| sum + text.len() as u64);
+        if bytes > self.prompt_bytes {
+            let message = format!(
+                "the prompt has {}, far more than a context of {context} tokens holds",
+                size::bytes(bytes)
+            );
+            return Err(Advised::new(message, "a shorter prompt, or a larger --context").into());
+        }
+        // So many are encoded that the hint is exact for a prompt that is a little too long.
+        let most = context.saturating_mul(2).max(4096);
+        let prompt = self.dialect.prompt_of(chat, self.dialect.rendered(chat)?, most);
+        prompt.map_err(|error| match error {
+            engine::Error::Text(text::Error::TooManyTokens { at_least, .. }) => {
+                engine::Error::Context { needed: at_least + 1, context }.into()
+            }
+            error => error.into(),
+        })
+    }
+
     /// Answers a conversation. Ctrl-C ends the answer early; an error of the sink ends it at once.
     pub(crate) fn answer(
         &mut self,
@@ -125,7 +155,7 @@ impl Speaker {
         let answering = Answering::begin();
         let mut chat = ChatRequest::new(messages.iter().cloned());
         chat.enable_thinking = choices.enable_thinking();
-        let prompt = self.dialect.prompt(&chat)?;
+        let prompt = self.prompt(&chat)?;
         tracing::debug!("prompt of {} tokens: {:?}", prompt.tokens.len(), prompt.text);
         let mut listener = self.dialect.listener(prompt.thinking, choices.stop.clone(), &[]);
         let sampling = choices.over(&self.dialect.defaults);

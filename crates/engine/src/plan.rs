@@ -39,8 +39,9 @@ const REQUEST_SHARE_RESIDENT: u64 = 16;
 const REQUEST_SHARE_STREAMED: u64 = 64;
 const MOST_REQUEST_BYTES: u64 = 512 << 20;
 
-/// The same for a program that reads one prompt at a time.
+/// The same for a program that reads one prompt at a time: eight times a text that fills the context.
 const PROMPT_BYTES: u64 = 8 << 20;
+const PROMPT_BYTES_PER_TOKEN: u64 = 128;
 
 /// The longest context planned unasked.
 const DEFAULT_CONTEXT: usize = 32_768;
@@ -434,7 +435,7 @@ impl<'a> Planner<'a> {
     /// What requests need at least, or nothing that fits the context could be asked.
     fn least_request_bytes(&self, options: &Options) -> u64 {
         if !self.request.serving {
-            return PROMPT_BYTES;
+            return PROMPT_BYTES + PROMPT_BYTES_PER_TOKEN * options.context as u64;
         }
         LEAST_REQUEST_BYTES + REQUEST_BYTES_PER_TOKEN * options.context as u64
     }

@@ -11,12 +11,12 @@ use crate::ask::{Ask, Input, identifier};
 use crate::budget::Share;
 use crate::error::ApiError;
 use crate::fields::Result;
-use crate::prepare::{self, in_turn};
+use crate::prepare;
 use crate::shared::Shared;
 
 /// The ask with a prompt that ends where the answer has `begun`: with the text of the last message.
 pub(crate) async fn continued(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     mut ask: Ask,
     begun: Option<String>,
     mut share: Share,
@@ -27,16 +27,16 @@ pub(crate) async fn continued(
     // The conversation is there twice for a while.
     let held = share.bytes();
     prepare::grow(shared, &mut share, held.saturating_mul(2), "to continue its last message")?;
-    let (prompt, mut share) = prepare::prompt(shared, marked(&ask, &mark), share).await?;
+    let (prompt, share) = prepare::prompt(shared, marked(&ask, &mark), share).await?;
     let text = cut(&prompt.text, &mark, begun)?.to_owned();
     drop(prompt);
-    let dialect = Arc::clone(&shared.model()?.dialect);
+    let dialect = &shared.model()?.dialect;
     let before = text.strip_suffix(begun.trim_start()).unwrap_or_default();
     let left = dialect.reasoning.as_ref().map(|marks| marks.left_by_answer(before, begun));
     ask.begun = left.unwrap_or_default();
     // The template has written the beginning-of-text token already.
-    let encode = move || dialect.tokenizer.encode(&text, false).map_err(ApiError::from);
-    ask.input = Input::Tokens(in_turn(shared, held, encode).await?);
+    let (tokens, mut share) = prepare::tokens(shared, text, false, share).await?;
+    ask.input = Input::Tokens(tokens);
     share.shrink(held);
     Ok((ask, share))
 }

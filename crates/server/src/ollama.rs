@@ -45,7 +45,12 @@ pub(crate) async fn generate(
     answer(&shared, Kind::Generate, wanted, share).await
 }
 
-async fn answer(shared: &Shared, kind: Kind, wanted: Wanted, share: Share) -> Result<Response> {
+async fn answer(
+    shared: &Arc<Shared>,
+    kind: Kind,
+    wanted: Wanted,
+    share: Share,
+) -> Result<Response> {
     let started = Instant::now();
     let model = wanted.model.unwrap_or(manage::tagged(&shared.model()?.name));
     let reply = Reply { kind, model, started };

@@ -29,6 +29,9 @@ const WORK_TIMES: usize = 3;
 const RENDER_BYTES: usize = 1 << 20;
 const RENDER_BYTES_PER_TOKEN: usize = 64;
 
+/// What encoding takes for each byte of text.
+const ENCODE_BYTES: usize = 100;
+
 /// What an answer takes that is under way, besides its prompt.
 const ANSWER_BYTES: usize = 4 << 10;
 
@@ -47,13 +50,13 @@ struct Prepared {
 }
 
 /// Queues an ask. What comes back is already under way.
-pub(crate) async fn begin(shared: &Shared, ask: Ask, share: Share) -> Result<Answers> {
+pub(crate) async fn begin(shared: &Arc<Shared>, ask: Ask, share: Share) -> Result<Answers> {
     begin_all(shared, vec![ask], share).await
 }
 
 /// Queues several asks as one: their answers are numbered through.
 pub(crate) async fn begin_all(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     asks: Vec<Ask>,
     mut share: Share,
 ) -> Result<Answers> {
@@ -65,9 +68,10 @@ pub(crate) async fn begin_all(
     let (prepared, mut share) = while_wanted(shared, size, {
         let model = Arc::clone(&model);
         move |asker| {
-            let prepare = |ask| prepare(&model, ask, asker);
+            let mut held = Held { size, share };
+            let prepare = |ask| prepare(&model, ask, asker, &mut held);
             let prepared = asks.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
-            Ok((prepared, share))
+            Ok((prepared, held.share))
         }
     })
     .await?;
@@ -85,23 +89,27 @@ pub(crate) async fn begin_all(
 }
 
 /// The prompt an ask would have: for counting and showing.
-pub(crate) async fn prompt(shared: &Shared, ask: Ask, mut share: Share) -> Result<(Prompt, Share)> {
+pub(crate) async fn prompt(
+    shared: &Arc<Shared>,
+    ask: Ask,
+    mut share: Share,
+) -> Result<(Prompt, Share)> {
     let model = Arc::clone(shared.model()?);
     let most = most_counted(&model);
     let size = share.bytes();
     grow_to_prepare(shared, &mut share)?;
     while_wanted(shared, size, move |asker| {
-        let mut ask = ask;
-        let (prompt, _) = prompt_of(&model, &mut ask, most, asker)?;
+        let (mut ask, mut held) = (ask, Held { size, share });
+        let (prompt, _) = prompt_of(&model, &mut ask, most, asker, &mut held)?;
         drop(ask);
-        Ok((prompt, share))
+        Ok((prompt, held.share))
     })
     .await
 }
 
 /// The tokens of a text, for counting and showing.
 pub(crate) async fn tokens(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     text: String,
     with_special: bool,
     mut share: Share,
@@ -109,14 +117,50 @@ pub(crate) async fn tokens(
     let model = Arc::clone(shared.model()?);
     let size = share.bytes();
     grow_to_prepare(shared, &mut share)?;
-    in_turn(shared, size, move || {
-        let tokens =
-            model.dialect.tokenizer.encode_up_to(&text, with_special, most_counted(&model));
-        let tokens =
-            tokens.map_err(|error| too_long(engine::Error::Text(error), model.facts.context))?;
-        Ok((tokens, share))
+    while_wanted(shared, size, move |asker| {
+        let (most, mut held) = (most_counted(&model), Held { size, share });
+        let tokens = encoded(&model, &text, with_special, most, asker, &mut held)?;
+        drop(text);
+        Ok((tokens, held.share))
     })
     .await
+}
+
+/// What a request holds while it is prepared.
+struct Held {
+    /// What was made of its body.
+    size: usize,
+    share: Share,
+}
+
+/// Takes a share of what encoding needs and the places of preparation do not have, unless the text is too long anyway.
+fn grow_to_encode(
+    model: &Model,
+    text: &str,
+    most: usize,
+    asker: &Asker,
+    held: &mut Held,
+) -> Result<()> {
+    let length = model.dialect.tokenizer.check_length(text, most);
+    length.map_err(|error| too_long(error.into(), model.facts.context))?;
+    let work = text.len().saturating_mul(ENCODE_BYTES);
+    let more = work.saturating_sub(held.share.budget().work_bytes());
+    let needed = held.size.saturating_add(more);
+    grow(&asker.shared, &mut held.share, needed, "to encode")
+}
+
+/// The tokens of a text, if there are no more than `most`.
+fn encoded(
+    model: &Model,
+    text: &str,
+    with_special: bool,
+    most: usize,
+    asker: &Asker,
+    held: &mut Held,
+) -> Result<Vec<u32>> {
+    grow_to_encode(model, text, most, asker, held)?;
+    let tokens = model.dialect.tokenizer.encode_up_to(text, with_special, most);
+    tokens.map_err(|error| too_long(error.into(), model.facts.context))
 }
 
 /// Takes a share of what preparing needs and the places of preparation do not have.
@@ -140,7 +184,7 @@ pub(crate) fn grow(shared: &Shared, share: &mut Share, bytes: usize, what: &str)
 
 /// Runs what takes processor time for a request of this size, when it is its turn.
 pub(crate) async fn in_turn<T: Send + 'static>(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     size: usize,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -149,7 +193,7 @@ pub(crate) async fn in_turn<T: Send + 'static>(
 
 /// Runs what takes processor time, and may stop early.
 async fn while_wanted<T: Send + 'static>(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     size: usize,
     work: impl FnOnce(&Asker) -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -157,7 +201,7 @@ async fn while_wanted<T: Send + 'static>(
     let turn = shared.turns.take(size, is_large).await;
     let turn = turn.ok_or_else(|| ApiError::internal("the server is shutting down"))?;
     let waiting = Waiting::default();
-    let asker = Asker(Arc::clone(&waiting.is_over));
+    let asker = Asker { is_over: Arc::clone(&waiting.is_over), shared: Arc::clone(shared) };
     // Whoever asked may go away; the work goes on until it notices, and so does its turn.
     let work = move || {
         let _turn = turn;
@@ -186,12 +230,15 @@ impl Drop for Waiting {
 }
 
 /// Whoever waits for a result.
-struct Asker(Arc<AtomicBool>);
+struct Asker {
+    is_over: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
 
 impl Asker {
     /// An error, which nobody will read, if they are gone.
     fn check(&self) -> Result<()> {
-        match self.0.load(Ordering::Acquire) {
+        match self.is_over.load(Ordering::Acquire) {
             true => Err(ApiError::internal("nobody waits for this any more")),
             false => Ok(()),
         }
@@ -205,7 +252,7 @@ fn check_choices(ask: &Ask) -> Result<()> {
     Ok(())
 }
 
-fn prepare(model: &Model, mut ask: Ask, asker: &Asker) -> Result<Prepared> {
+fn prepare(model: &Model, mut ask: Ask, asker: &Asker, held: &mut Held) -> Result<Prepared> {
     let seed = ask.sampling.seed.unwrap_or_else(random);
     let sampling = ask.sampling.over(&model.dialect.defaults, seed, 0);
     sampling.validate()?;
@@ -215,7 +262,7 @@ fn prepare(model: &Model, mut ask: Ask, asker: &Asker) -> Result<Prepared> {
         return Err(ApiError::field("logit_bias", message));
     }
     let context = model.facts.context;
-    let (prompt, stable) = prompt_of(model, &mut ask, context, asker)?;
+    let (prompt, stable) = prompt_of(model, &mut ask, context, asker, held)?;
     let ask = &ask;
     if prompt.tokens.is_empty() {
         let field = if matches!(ask.input, Input::Chat(_)) { "messages" } else { "prompt" };
@@ -286,6 +333,7 @@ fn prompt_of(
     ask: &mut Ask,
     most: usize,
     asker: &Asker,
+    held: &mut Held,
 ) -> Result<(Prompt, Option<usize>)> {
     let dialect = &model.dialect;
     let context = model.facts.context;
@@ -321,6 +369,7 @@ fn prompt_of(
                 rendered => rendered?,
             };
             asker.check()?;
+            grow_to_encode(model, &rendered, most, asker, held)?;
             let prompt = dialect.prompt_of(&chat, rendered, most);
             let prompt = prompt.map_err(|error| too_long(error, context))?;
             asker.check()?;
@@ -328,8 +377,7 @@ fn prompt_of(
             Ok((prompt, Some(stable)))
         }
         Input::Text(text) => {
-            let tokens = dialect.tokenizer.encode_up_to(text, true, most);
-            let tokens = tokens.map_err(|error| too_long(error.into(), context))?;
+            let tokens = encoded(model, text, true, most, asker, held)?;
             Ok((Prompt { text: std::mem::take(text), tokens, thinking: ask.begun }, None))
         }
         Input::Tokens(tokens) => {
@@ -526,7 +574,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_is_waited_for_is_done() {
-        let shared = Shared::new(Options::default());
+        let shared = Arc::new(Shared::new(Options::default()));
         assert_eq!(while_wanted(&shared, 1, |asker| asker.check().map(|()| 5)).await, Ok(5));
         assert_eq!(in_turn(&shared, 1, || Ok(6)).await, Ok(6));
     }

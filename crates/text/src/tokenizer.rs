@@ -103,10 +103,19 @@ impl Tokenizer {
             true => Err(Error::TooManyTokens { at_least, most }),
             false => Ok(()),
         };
-        check(self.fewest_tokens(text, most))?;
+        self.check_length(text, most)?;
         let tokens = self.encode(text, add_special_tokens)?;
         check(tokens.len())?;
         Ok(tokens)
+    }
+
+    /// [`Error::TooManyTokens`] if there are more than `most` without a doubt. Takes neither much time nor memory.
+    pub fn check_length(&self, text: &str, most: usize) -> Result<()> {
+        let at_least = self.fewest_tokens(text, most);
+        if at_least > most {
+            return Err(Error::TooManyTokens { at_least, most });
+        }
+        Ok(())
     }
 
     /// What a text's tokens come to at least, found without encoding it; 0 if it is short or there is no telling.

@@ -14,6 +14,7 @@ use crate::interrupt;
 use crate::invocation::Invocation;
 use crate::report::{Advised, Interrupted};
 use crate::screen::Screen;
+use crate::size;
 
 pub(crate) fn run(args: &RunArgs, invocation: &Invocation) -> Result<()> {
     // Before anything is loaded.
@@ -69,17 +70,30 @@ fn one_shot(
     Ok(())
 }
 
+/// The most that is read from standard input: longer than any context. What is refused later by the length of the model's
+/// own must not take the memory of everything else before.
+const MOST_PIPED_BYTES: u64 = 8 << 20;
+
 /// What is on standard input, if it is not a terminal and not empty.
 fn piped() -> Result<Option<String>> {
-    let mut input = std::io::stdin().lock();
+    let input = std::io::stdin().lock();
     if input.is_terminal() {
         return Ok(None);
     }
     let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).context("cannot read standard input")?;
-    let text = String::from_utf8(bytes).context("standard input is not UTF-8")?;
-    let text = text.trim_end_matches(['\n', '\r']);
-    Ok((!text.trim().is_empty()).then(|| text.to_owned()))
+    input
+        .take(MOST_PIPED_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .context("cannot read standard input")?;
+    if bytes.len() as u64 > MOST_PIPED_BYTES {
+        let most = size::bytes(MOST_PIPED_BYTES);
+        let message = format!("standard input has more than {most}, which no context holds");
+        return Err(Advised::new(message, "ask about a part of it").into());
+    }
+    bytes.shrink_to_fit();
+    let mut text = String::from_utf8(bytes).context("standard input is not UTF-8")?;
+    text.truncate(text.trim_end_matches(['\n', '\r']).len());
+    Ok((!text.trim().is_empty()).then_some(text))
 }
 
 /// One word or text alone may be a model or a prompt: a model if it can be found or was surely meant as

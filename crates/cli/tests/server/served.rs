@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::group::Group;
 use crate::http::{self, Reply};
 
 /// A question to which Pebble knows the answer.
@@ -37,7 +38,20 @@ impl Served {
     /// The same with another place for its talk.
     #[track_caller]
     pub(crate) fn start_logging(options: &[&str], home: TempDir, log: std::fs::File) -> Served {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+        Served::spawn(Command::new(env!("CARGO_BIN_EXE_millstream")), options, home, log)
+    }
+
+    /// The same in a control group.
+    #[track_caller]
+    pub(crate) fn start_in(group: &Group, options: &[&str]) -> Served {
+        let home = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(home.path().join("stderr")).unwrap();
+        let command = group.wrap(env!("CARGO_BIN_EXE_millstream"));
+        Served::spawn(command, options, home, log)
+    }
+
+    #[track_caller]
+    fn spawn(mut command: Command, options: &[&str], home: TempDir, log: std::fs::File) -> Served {
         // Tests run beside each other: several programs whose threads wait for one another on the same cores
         // would mostly wait. One thread is fast enough for Pebble, and no answer depends on it.
         command.args(["serve", "--port", "0", "--threads", "1"]).args(options);
