@@ -16,6 +16,9 @@ use crate::desk::{Inlet, Told};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 
+/// What one token with its log-probability takes in an answer that is collected, and in its JSON.
+const LOGPROB_BYTES: usize = 1200;
+
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Part {
@@ -121,7 +124,7 @@ pub(crate) struct Answers {
     pub(crate) prompt_tokens: usize,
     started: std::time::Instant,
     /// The request's place and its share of memory; free again when all is told.
-    _held: (OwnedSemaphorePermit, Share),
+    held: (OwnedSemaphorePermit, Share),
 }
 
 /// How an answer is heard.
@@ -184,7 +187,7 @@ impl Answers {
             metrics,
             prompt_tokens,
             started: std::time::Instant::now(),
-            _held: held,
+            held,
         }
     }
 
@@ -223,10 +226,30 @@ impl Answers {
         }
     }
 
-    /// All of all answers.
-    pub(crate) async fn collect(mut self) -> Result<Vec<Whole>, ApiError> {
+    /// Takes a share of memory for what a collected answer keeps of these parts: log-probabilities are many times as large
+    /// as the text.
+    pub(crate) fn keep(&mut self, parts: &[Part]) -> Result<(), ApiError> {
+        let tokens = parts.iter().flat_map(|part| match part {
+            Part::Content { logprobs, .. } => logprobs.as_slice(),
+            _ => &[],
+        });
+        let more: usize = tokens.map(|one| (1 + one.top.len()) * LOGPROB_BYTES).sum();
+        let share = &mut self.held.1;
+        if more > 0 && share.resize(share.bytes().saturating_add(more)).is_err() {
+            self.metrics.requests_refused.add(1);
+            let message = "the log-probabilities of this answer take more memory than there is for requests now: \
+                           stream it, or ask for fewer";
+            let seconds = self.metrics.seconds_until_a_place();
+            return Err(ApiError::unavailable("memory_in_use", message, seconds));
+        }
+        Ok(())
+    }
+
+    /// All of all answers. What they hold is held by the second until it is dropped.
+    pub(crate) async fn collect(mut self) -> Result<(Vec<Whole>, Answers), ApiError> {
         let mut wholes = vec![Whole::default(); self.voices.len()];
         while let Some((choice, parts)) = self.next().await {
+            self.keep(&parts)?;
             let whole = &mut wholes[choice];
             for part in parts {
                 match part {
@@ -249,7 +272,7 @@ impl Answers {
                 }
             }
         }
-        Ok(wholes)
+        Ok((wholes, self))
     }
 
     fn hear(&mut self, told: Told, parts: &mut Vec<Part>) {

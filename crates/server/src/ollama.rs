@@ -67,7 +67,8 @@ async fn answer(
         let run = |wire| tell(wire, answers, reply);
         return Ok(wire::stream(Framing::Lines, keep_alive, run));
     }
-    let whole = answers.collect().await.map_err(in_own_words)?.pop().unwrap_or_default();
+    let (mut wholes, _held) = answers.collect().await.map_err(in_own_words)?;
+    let whole = wholes.pop().unwrap_or_default();
     Ok(Json(reply.whole(&whole)).into_response())
 }
 

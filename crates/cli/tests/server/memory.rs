@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -318,6 +319,37 @@ fn requests_of_agents_pass() {
     });
     assert_eq!(statuses, [200; 12]);
     watched.check_peak("requests of agents");
+}
+
+#[test]
+fn a_prompt_on_standard_input_takes_no_more_than_the_memory() {
+    let memory = format!("{MEMORY_MIB}M");
+    let Some(group) = Group::new((MEMORY_MIB + ALLOWANCE_MIB) << 20) else { return };
+    let run = |prompt: &str| {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = group.wrap(env!("CARGO_BIN_EXE_millstream"));
+        command.args(["run", "pebble", "--threads", "1", "--max-tokens", "4", "--memory", &memory]);
+        command.current_dir(home.path()).env_clear().env("HOME", home.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A program that has refused already may not read to the end.
+        let _ = child.stdin.take().unwrap().write_all(prompt.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (words, expect) in [
+        (9000, "tokens do not fit in a context of 8192"),
+        (100_000, "far more than a context of 8192 tokens holds"),
+        (1_500_000, "far more than a context of 8192 tokens holds"),
+        (6_000_000, "which no context holds"),
+    ] {
+        let (code, said) = run(&"word ".repeat(words));
+        assert_eq!(code, Some(1), "{words} words: {said}");
+        assert!(said.contains(expect), "{words} words: {said}");
+    }
+    let (code, said) = run(&"word ".repeat(6000));
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(group.kills(), 0);
 }
 
 #[test]

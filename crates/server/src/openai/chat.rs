@@ -58,7 +58,7 @@ pub(crate) async fn complete(
     let model = &shared.model()?.name;
     let Some(streaming) = streaming else {
         let head = Head::new("chatcmpl-", "chat.completion", model);
-        let wholes = answers.collect().await?;
+        let (wholes, _held) = answers.collect().await?;
         return Ok(Json(response(&head, &wholes, shape)).into_response());
     };
     let head = Head::new("chatcmpl-", "chat.completion.chunk", model);

@@ -61,7 +61,7 @@ pub(crate) async fn complete(
     let head = Head::new("cmpl-", OBJECT, &model.name);
     let mut writer = Writer::new(has_logprobs, answers.count());
     let Some(streaming) = streaming else {
-        let wholes = answers.collect().await.map_err(about_prompt)?;
+        let (wholes, _held) = answers.collect().await.map_err(about_prompt)?;
         return Ok(Json(response(&head, &wholes, &echoed, choices, writer)).into_response());
     };
     let echoes = echoed.iter().flat_map(|text| std::iter::repeat_n(text, choices)).enumerate();

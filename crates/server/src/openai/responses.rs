@@ -80,6 +80,7 @@ fn stream(
 
 async fn collect(mut reply: Reply, mut answers: Answers) -> Result<Value> {
     while let Some((_, parts)) = answers.next().await {
+        answers.keep(&parts)?;
         for part in parts {
             if let Part::Failed(error) = part {
                 return Err(in_own_words(error));
