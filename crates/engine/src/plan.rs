@@ -30,8 +30,9 @@ const GRAMMAR_BYTES_PER_TOKEN: u64 = 600;
 const REQUESTS: &str = "requests";
 
 /// What a server needs at least for what requests hold (bodies, parsed values, rendered prompts, grammars): a
-/// conversation that fills the context has to pass, and small ones beside it.
-const LEAST_REQUEST_BYTES: u64 = 24 << 20;
+/// conversation that fills the context has to pass, and small ones beside it. Half as much again where it is there.
+const LEAST_REQUEST_BYTES: u64 = 16 << 20;
+const USUAL_REQUEST_BYTES: u64 = 24 << 20;
 const REQUEST_BYTES_PER_TOKEN: u64 = 1 << 10;
 
 /// What it is given: a share of the budget, where everything else leaves it. Slots for experts have a better use for memory.
@@ -447,8 +448,8 @@ impl<'a> Planner<'a> {
         }
         let taken = rows.iter().fold(others, |sum, row| sum.saturating_add(row.bytes));
         let left = self.budget_bytes.saturating_sub(taken);
-        let least = self.least_request_bytes(options);
-        let most = (self.budget_bytes / share).clamp(least, MOST_REQUEST_BYTES.max(least));
+        let usual = self.least_request_bytes(options) - LEAST_REQUEST_BYTES + USUAL_REQUEST_BYTES;
+        let most = (self.budget_bytes / share).clamp(usual, MOST_REQUEST_BYTES.max(usual));
         for row in rows.iter_mut().filter(|row| row.name == REQUESTS) {
             row.bytes = most.min(row.bytes.saturating_add(left));
         }

@@ -50,8 +50,10 @@ fn prompts_far_beyond_the_context_are_refused_within_the_memory() {
         ("/tokenize", json!({"content": long})),
         ("/tokenize", json!({"content": "a".repeat(8_000_000)})),
     ] {
-        check_error(path, served.post(path, &body), 400, "", "a long prompt");
-        let reply = served.post(path, &body).text();
+        // By its tokens, or by what reading it would take: the words are those that agents look for.
+        let reply = served.post(path, &body);
+        assert!(matches!(reply.status, 400 | 413), "{path}: {}", reply.status);
+        let reply = reply.text();
         assert!(reply.contains(context), "{path}: {reply}");
         check_memory(&served);
     }
