@@ -435,10 +435,12 @@ impl<'a> Planner<'a> {
 
     /// What requests need at least, or nothing that fits the context could be asked.
     fn least_request_bytes(&self, options: &Options) -> u64 {
-        if !self.request.serving {
-            return PROMPT_BYTES + PROMPT_BYTES_PER_TOKEN * options.context as u64;
-        }
-        LEAST_REQUEST_BYTES + REQUEST_BYTES_PER_TOKEN * options.context as u64
+        let least = if self.request.serving { LEAST_REQUEST_BYTES } else { PROMPT_BYTES };
+        least + self.request_bytes_per_token() * options.context as u64
+    }
+
+    fn request_bytes_per_token(&self) -> u64 {
+        if self.request.serving { REQUEST_BYTES_PER_TOKEN } else { PROMPT_BYTES_PER_TOKEN }
     }
 
     /// Lets requests have more than the least, of what the other rows and `others` leave.
@@ -525,8 +527,11 @@ impl<'a> Planner<'a> {
         let per_token = layout(self.spec, options)?.kv_bytes_per_token(options.kv);
         let positions = options.pool_positions();
         let copies = positions.div_ceil(options.context.max(1));
-        let left = ((per_token * positions) as u64).saturating_sub(over) as usize;
-        let context = left / (per_token * copies).max(1) / BLOCK * BLOCK;
+        // What requests need goes with the context too.
+        let of_requests = self.request_bytes_per_token() as usize;
+        let all = (per_token * positions + of_requests * options.context) as u64;
+        let left = all.saturating_sub(over) as usize;
+        let context = left / (per_token * copies + of_requests).max(1) / BLOCK * BLOCK;
         if context > 0 && options.context > 512 && self.request.pool_tokens.is_none() {
             hints.push(format!("--context {context} would fit"));
         }
