@@ -11,7 +11,7 @@ use text::Piece;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::ask::identifier;
-use crate::budget::Share;
+use crate::budget::{Denied, Share};
 use crate::desk::{Inlet, Told};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -235,14 +235,22 @@ impl Answers {
         });
         let more: usize = tokens.map(|one| (1 + one.top.len()) * LOGPROB_BYTES).sum();
         let share = &mut self.held.1;
-        if more > 0 && share.resize(share.bytes().saturating_add(more)).is_err() {
-            self.metrics.requests_refused.add(1);
-            let message = "the log-probabilities of this answer take more memory than there is for requests now: \
-                           stream it, or ask for fewer";
-            let seconds = self.metrics.seconds_until_a_place();
-            return Err(ApiError::unavailable("memory_in_use", message, seconds));
+        if more == 0 {
+            return Ok(());
         }
-        Ok(())
+        let denied = |denied| {
+            self.metrics.requests_refused.add(1);
+            let message = "the log-probabilities of this answer take more memory than there is for requests: \
+                           stream it, or ask for fewer";
+            match denied {
+                Denied::Now => {
+                    let seconds = self.metrics.seconds_until_a_place();
+                    ApiError::unavailable("memory_in_use", message, seconds)
+                }
+                Denied::Never => ApiError::bad_request("answer_too_large", message),
+            }
+        };
+        share.resize(share.bytes().saturating_add(more)).map_err(denied)
     }
 
     /// All of all answers. What they hold is held by the second until it is dropped.
