@@ -319,12 +319,28 @@ fn a_server_shares_its_positions() {
             }
             fitting += 1;
             let state = row(&plan, "keys and values") + row(&plan, "recurrent state");
-            let rest = plan.budget_bytes - (plan.total_bytes - state - row(&plan, "prefix cache"));
+            // Requests come last: they have what these leave.
+            let state = state + row(&plan, "prefix cache") + row(&plan, "requests");
+            let rest = plan.budget_bytes - (plan.total_bytes - state);
             assert!(options.checkpoints <= 4 || row(&plan, "prefix cache") <= rest / 8, "{plan:?}");
         }
         assert!(fitting > 0, "{model}");
         check_mapped(model, &plan(&spec, &serving(most.total_bytes * 9 / 10, 2048)));
     }
+}
+
+#[test]
+fn requests_have_their_share_and_never_less_than_fills_the_context() {
+    let spec = spec(PEBBLE);
+    let requests = |request: &PlanRequest| plan(&spec, request).request_bytes();
+    assert_eq!(requests(&serving(1 << 20, 2048)), (16 << 20) + (2048 << 10));
+    assert_eq!(requests(&serving(400 << 20, 2048)), (24 << 20) + (2048 << 10));
+    assert_eq!(requests(&serving(2 << 30, 2048)), 128 << 20);
+    assert_eq!(requests(&serving(64 << 30, 2048)), 512 << 20);
+    let streams = PlanRequest { streaming: Streaming::Always, ..serving(64 << 30, 2048) };
+    assert_eq!(requests(&PlanRequest { memory_bytes: Some(8 << 30), ..streams }), 128 << 20);
+    // One prompt at a time.
+    assert_eq!(requests(&request(64 << 30)), (8 << 20) + 512 * 128);
 }
 
 #[test]
@@ -341,7 +357,7 @@ fn a_servers_pool_can_be_asked_for() {
     assert_eq!((few.options.pool_positions(), few.options.checkpoints), (2048, 0));
     check_mapped(PEBBLE, &few);
     // Advice helps here too.
-    let tight = serving(few.total_bytes - spec.expert_bytes(), 8192);
+    let tight = serving(few.total_bytes - spec.expert_bytes() + (16 << 20), 8192);
     check_hints(&spec, &tight, &["--context", "--memory"]);
 }
 
