@@ -66,8 +66,10 @@ pub(crate) fn missing(folder: &Path) -> Result<Vec<String>> {
         missing.push("config.json".to_owned());
     }
     missing.extend(weights(folder)?.into_iter().filter(|name| !folder.join(name).is_file()));
-    // Some models have no text; one whose tokenizer was there once, or is on its way, has.
-    if is_present(&folder.join(TOKENIZER)) && !has_tokenizer(folder) {
+    // Some models have no text; one whose tokenizer was there once, or is on its way, has. What is there and is no file is
+    // named by whoever reads it.
+    let tokenizer = folder.join(TOKENIZER);
+    if is_present(&tokenizer) && !tokenizer.exists() {
         missing.push(TOKENIZER.to_owned());
     }
     Ok(missing)
