@@ -32,6 +32,7 @@ use invocation::Invocation;
 use settings::{Overlay, SettingsFile};
 
 fn main() -> ExitCode {
+    machine::memory::return_large_blocks();
     let console = Console::new(false);
     let typed = match args::command().try_get_matches() {
         Ok(typed) => typed,

@@ -111,6 +111,15 @@ pub fn swap_traffic_bytes() -> Option<u64> {
     system::swap_traffic_bytes()
 }
 
+/// Blocks of the heap from which on each has memory of its own: as small as an allocation of its own is cheap beside it.
+const LARGE_BLOCK_BYTES: i32 = 1 << 20;
+
+/// Has the allocator give large blocks back to the system when they are freed, and keep little of the rest. To be called
+/// once, when the program begins.
+pub fn return_large_blocks() {
+    system::return_large_blocks(LARGE_BLOCK_BYTES);
+}
+
 /// Gives memory that this process has freed back to the system, where the allocator keeps it otherwise. It walks all of the
 /// heap, which takes milliseconds: not for a thread that others wait for.
 pub fn release_freed() {

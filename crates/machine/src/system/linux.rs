@@ -109,5 +109,19 @@ pub(crate) fn release_freed() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
+/// Left to itself the GNU library raises both bounds to what was freed last, up to 32 and 64 MB, and keeps as much for each
+/// thread; `malloc_trim` does not reach the tops of threads' heaps.
+#[cfg(target_env = "gnu")]
+pub(crate) fn return_large_blocks(bytes: i32) {
+    // SAFETY: two settings of the allocator, which takes its own lock.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, bytes);
+    }
+}
+
+#[cfg(not(target_env = "gnu"))]
+pub(crate) fn return_large_blocks(_bytes: i32) {}
+
 #[cfg(not(target_env = "gnu"))]
 pub(crate) fn release_freed() {}
