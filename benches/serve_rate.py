@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
-"""What the server costs, and what it gains: one client beside `millstream bench`, sixteen beside one, a second turn.
+"""What the server costs: one client beside `millstream bench`, a second turn.
 
     cargo build --release
     benches/serve_rate.py                        # 12 layers of Qwen3.5-35B-A3B, 7 GB; and Pebble
-    benches/serve_rate.py --only many,turns      # Pebble only
+    benches/serve_rate.py --only turns           # Pebble only
 
 one     decode rate of one streaming HTTP client against `millstream bench` on a synthetic model, in turns
         (A B A B …), each in a process of its own. The client's clock runs from the first token to the last
         byte. Tokens are drawn at random on both sides, so that routing does not settle.
-many    tokens/s of the engine with --clients streaming clients and with one, on Pebble, in turns, from
-        the counters of /metrics. Before each, how fast the cores are now: neighbours on a shared machine slow them unseen.
 turns   time to the first token of a chat of about --turn-tokens tokens, and of its second turn, on Pebble.
 
 Speeds are medians over rounds, ratios medians of the rounds' ratios. Writes
@@ -21,8 +19,6 @@ import datetime
 import http.client
 import json
 import os
-import selectors
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,16 +27,12 @@ import time
 import peer
 from compare_llama import machine, warm
 
-PARTS = ("one", "many", "turns")
+PARTS = ("one", "turns")
 # Where the project wants to be.
-GOALS = {"one": 0.97, "many": 3.0}
+GOALS = {"one": 0.97}
 # Pebble's tokenizer, which synthetic models share: everything below is text.
 TEXT_TOKENS = 4078
 END_TOKENS = (4080, 4082)
-# What clients are woken for.
-READ_BYTES = 8 << 10
-# Turns of a loop that does nothing.
-LOOPS = 1_000_000
 
 
 class Server:
@@ -129,87 +121,6 @@ def measure_one(options):
     return rounds
 
 
-def open_stream(address, path, body):
-    """A connection on which an answer comes until it is closed, and what has come of it. It is woken for a few kilobytes or
-    the end: elsewhere clients have machines of their own."""
-    host, port = address.rsplit(":", 1)
-    data = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)))
-    head = (f"POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n")
-    connection.sendall(head.encode() + data)
-    begun = connection.recv(1 << 12)
-    status = begun.split(b"\r\n")[0]
-    if status != b"HTTP/1.1 200 OK":
-        sys.exit(f"a client was told {status.decode()}")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, READ_BYTES)
-    return connection, begun
-
-
-def engine_rate(server, clients, seconds):
-    """Tokens per second that the engine generated while so many clients ask without a pause.
-
-    They share one thread that throws away what has come: what they take of the processor is taken from the engine."""
-    body = {"messages": [{"role": "user", "content": "Tell me a story about a fox and a lantern."}], "stream": True,
-            "max_tokens": 256, "temperature": 1, "logit_bias": {str(token): -100 for token in END_TOKENS}}
-    waiting = selectors.DefaultSelector()
-    asked = [0] * clients
-
-    def ask(number):
-        connection, _ = open_stream(server.address, "/v1/chat/completions", body | {"seed": 1000 * number + asked[number]})
-        asked[number] += 1
-        waiting.register(connection, selectors.EVENT_READ, number)
-
-    for number in range(clients):
-        ask(number)
-    start = time.perf_counter()
-    # Not the beginning, when prompts are read, nor the end, when clients leave.
-    looks, counts = [seconds / 5, seconds * 4 / 5], []
-    while waiting.get_map():
-        since = time.perf_counter() - start
-        if looks and since >= looks[0]:
-            looks.pop(0)
-            counts.append((server.metric("generated_tokens_total"), time.perf_counter()))
-        for key, _ in waiting.select(0.1):
-            if not key.fileobj.recv(1 << 16):
-                waiting.unregister(key.fileobj)
-                key.fileobj.close()
-                if since < seconds:
-                    ask(key.data)
-    (tokens, begin), (more, end) = counts
-    return (more - tokens) / (end - begin)
-
-
-def core_speeds():
-    """Turns of a plain loop in a second, on one core after another. Where half of a core is lent to somebody else, a loop has
-    half of its speed while they use it, and no load is seen here."""
-    if not hasattr(os, "sched_setaffinity"):
-        return []
-    ours, speeds = os.sched_getaffinity(0), []
-    for core in sorted(ours):
-        os.sched_setaffinity(0, {core})
-        begin = time.perf_counter()
-        for _ in range(LOOPS):
-            pass
-        speeds.append(LOOPS / (time.perf_counter() - begin))
-    os.sched_setaffinity(0, ours)
-    return speeds
-
-
-def measure_many(options):
-    rounds = []
-    with Server(options.millstream, "pebble", "--threads", options.threads, "--parallel", options.clients) as server:
-        engine_rate(server, options.clients, 2)
-        for number in range(options.rounds):
-            speeds = core_speeds()
-            one = engine_rate(server, 1, options.seconds)
-            speeds += core_speeds()
-            many = engine_rate(server, options.clients, options.seconds)
-            rounds.append({"one_tok_s": one, "many_tok_s": many, "ratio": many / one, "core_speeds": speeds})
-            print(f"many, round {number + 1}: {many:.0f} : {one:.0f} = {many / one:.2f}", file=sys.stderr, flush=True)
-    return rounds
-
-
 def first_token_seconds(server, messages):
     """Time to the first piece of text, the whole text, and what it took."""
     start = time.perf_counter()
@@ -252,7 +163,6 @@ def page(report):
     rows = []
     for part, what, first, second, unit in (
             ("one", f"one HTTP client : `bench`, {report['layers']} layers of {report['like']}", "client_tok_s", "bench_tok_s", "tokens/s"),
-            ("many", f"{report['clients']} clients : one, Pebble", "many_tok_s", "one_tok_s", "tokens/s"),
             ("turns", "first turn : second turn, Pebble, to the first token", "first_s", "second_s", "s")):
         rounds = report["rounds"].get(part)
         if rounds:
@@ -263,16 +173,13 @@ def page(report):
     turns = report["rounds"].get("turns")
     remembered = [f"Turns: a prompt of {median(turns, 'prompt_tokens'):.0f} tokens, of which the second turn remembered "
                   f"{median(turns, 'cached_tokens'):.0f}.", ""] if turns else []
-    speeds = [speed for row in report["rounds"].get("many", []) for speed in row["core_speeds"]]
-    disturbed = [f"A plain loop on a core, before each measurement of clients: {100 * min(speeds) / max(speeds):.0f} to 100 % of its "
-                 f"best speed, {100 * statistics.median(speeds) / max(speeds):.0f} in the median.", ""] if speeds else []
     return "\n".join([
         f"# The server, {report['date']}", "",
         f"{peer.facts(m)}; "
         f"{report['threads']} threads, {report['repeat']} of a kind in a round; load before: {report['load_before']:.2f}. "
         f"millstream {report['millstream']}.", "",
         "| medians over rounds | first | second | ratio | least – most | goal |", "|---|---|---|---|---|---|", *rows, "",
-        *remembered, *disturbed, f"Made by `{report['command']}`.", ""])
+        *remembered, f"Made by `{report['command']}`.", ""])
 
 
 def main():
@@ -281,8 +188,6 @@ def main():
     peer.model_options(a)
     a.add_argument("--prompt-tokens", type=int, default=128)
     a.add_argument("--gen-tokens", type=int, default=64)
-    a.add_argument("--clients", type=int, default=16)
-    a.add_argument("--seconds", type=float, default=10, help="how long a rate of many clients is measured")
     a.add_argument("--turn-tokens", type=int, default=2000)
     a.add_argument("--threads", type=int, default=os.cpu_count())
     a.add_argument("--rounds", type=int, default=5)
@@ -293,12 +198,12 @@ def main():
     if not set(parts) <= set(PARTS):
         a.error(f"--only takes {', '.join(PARTS)}")
     load_before = peer.load()
-    measure = {"one": measure_one, "many": measure_many, "turns": measure_turns}
+    measure = {"one": measure_one, "turns": measure_turns}
     rounds = {part: measure[part](options) for part in PARTS if part in parts}
     date = datetime.date.today().isoformat()
     report = {
         "date": date, "machine": machine(), "like": options.like, "layers": options.layers, "threads": options.threads,
-        "prompt_tokens": options.prompt_tokens, "gen_tokens": options.gen_tokens, "clients": options.clients,
+        "prompt_tokens": options.prompt_tokens, "gen_tokens": options.gen_tokens,
         "repeat": options.repeat, "load_before": load_before,
         "millstream": peer.run([options.millstream, "--version"]).split()[-1],
         "command": peer.command_line("serve_rate.py"), "rounds": rounds,

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use compute::memory::{KvArena, KvFormat, PageId, Part, page_bytes};
+use compute::memory::{KvArena, KvFormat, PageId, page_bytes};
 use compute::{AttentionShape, CpuBackend, KvRun, Step};
 
 fn main() {
@@ -52,7 +52,7 @@ fn main() {
             let start = Instant::now();
             for _ in 0..count {
                 let mark = step.mark();
-                std::hint::black_box(step.attend(q, &mut Part::whole(&mut arena), &[run], &shape));
+                std::hint::black_box(step.attend(q, &mut arena, &[run], &shape));
                 step.release(mark);
             }
             best = best.min(start.elapsed().as_secs_f64() / count as f64);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use machine::pages::Pages;
 
-use crate::{Activation, Encoding, Error, Float, Matrix, Tally, Weight};
+use crate::{Activation, Error, Float, Matrix, Tally, Weight};
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
@@ -81,17 +81,6 @@ pub trait ExpertBank: Send + Sync {
         rows: usize,
         trials: &'a [Trial],
     ) -> Box<dyn Visit + 'a>;
-
-    /// An expert of a layer, if it stays in memory as long as the bank does.
-    fn resident(&self, _layer: usize, _expert: u32) -> Option<Expert<'_>> {
-        None
-    }
-
-    /// How gates and ups of a layer's experts are coded. Who has [`ExpertBank::resident`] ones says so of all of them: rows
-    /// are prepared for these encodings and no others.
-    fn input_encodings(&self, _layer: usize) -> &[Encoding] {
-        &[]
-    }
 
     /// Which drafted rows of the step that ended were right: bit `i` for row `i`. To be called after
     /// every step with drafted rows; a step that begins without it finds all of them wrong.
@@ -192,8 +181,6 @@ pub struct ResidentBank {
     activation: Activation,
     /// By layer (empty for layers without experts), then expert.
     layers: Vec<Vec<ResidentExpert>>,
-    /// By layer: the encodings of gates and ups, each once.
-    input_encodings: Vec<Vec<Encoding>>,
     tally: Tally,
 }
 
@@ -205,24 +192,13 @@ impl ResidentBank {
         layers: Vec<Vec<ResidentExpert>>,
     ) -> Self {
         let tally = Tally::new(layers.iter().map(Vec::len));
-        let input_encodings = layers.iter().map(|experts| encodings_of_inputs(experts)).collect();
-        ResidentBank { intermediate, activation, layers, input_encodings, tally }
+        ResidentBank { intermediate, activation, layers, tally }
     }
 
     /// Bytes of all experts.
     pub fn bytes(&self) -> usize {
         self.layers.iter().flatten().map(ResidentExpert::bytes).sum()
     }
-}
-
-fn encodings_of_inputs(experts: &[ResidentExpert]) -> Vec<Encoding> {
-    let mut encodings = Vec::new();
-    for encoding in experts.iter().flat_map(|e| &e.projections[..2]).map(Weight::encoding) {
-        if !encodings.contains(&encoding) {
-            encodings.push(encoding);
-        }
-    }
-    encodings
 }
 
 impl ExpertBank for ResidentBank {
@@ -236,14 +212,6 @@ impl ExpertBank for ResidentBank {
 
     fn tally(&self) -> &Tally {
         &self.tally
-    }
-
-    fn resident(&self, layer: usize, expert: u32) -> Option<Expert<'_>> {
-        Some(self.layers[layer][expert as usize].view())
-    }
-
-    fn input_encodings(&self, layer: usize) -> &[Encoding] {
-        &self.input_encodings[layer]
     }
 
     fn visit<'a>(

@@ -15,7 +15,7 @@ mod weight;
 pub use bank::{
     Bias, BiasWeight, Expert, ExpertBank, ResidentBank, ResidentExpert, Take, Trial, Turn, Visit,
 };
-pub use cpu::{CpuBackend, CpuStep, PartOf, Rope, RoutingScheme, Yarn, logits};
+pub use cpu::{CpuBackend, CpuStep, Rope, RoutingScheme, Yarn, logits};
 pub use error::{Error, Result};
 pub use step::{
     Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,

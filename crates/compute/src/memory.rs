@@ -8,8 +8,6 @@
 //! The compute threads of one step write disjoint pages and slots of the same arena at once; the
 //! `unsafe` functions that allow this say who may not be looking meanwhile.
 
-mod part;
-
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -18,7 +16,6 @@ use machine::Result;
 use machine::cpu::Isa;
 use machine::pages::Pages;
 
-pub use self::part::{Arena, Part};
 use crate::cpu::{half_float, prefetch};
 
 /// Positions in a KV page: the one granularity of pages, attention blocks and prefix-cache keys.

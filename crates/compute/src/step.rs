@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::{KvArena, PageId, Part, RecurrentArena, SlotId};
+use crate::memory::{KvArena, PageId, RecurrentArena, SlotId};
 use crate::{Encoding, Error, ExpertBank, Result, Rope, RoutingScheme, Weight};
 
 /// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
@@ -121,16 +121,6 @@ pub(crate) struct DeltaInputs {
 }
 
 impl Tape {
-    /// Appends what was kept of rows that follow.
-    pub fn append(&mut self, rest: Tape) {
-        for (layer, rest) in rest.layers.into_iter().enumerate() {
-            let inputs = self.layer_mut(layer);
-            inputs.qkv.extend(rest.qkv);
-            inputs.a.extend(rest.a);
-            inputs.b.extend(rest.b);
-        }
-    }
-
     /// Room for a layer.
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut DeltaInputs {
         if self.layers.len() <= layer {
@@ -271,14 +261,14 @@ pub trait Step {
     fn sigmoid_gate(&mut self, x: Tensor, gate: Tensor) -> Tensor;
     /// Appends keys and values to the sequences' pages and looks at none of them. Positions before a run's
     /// first page are left out.
-    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut Part<'_, KvArena>, runs: &[KvRun<'_>]);
+    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut KvArena, runs: &[KvRun<'_>]);
     /// Appends keys and values to the sequences' pages and attends over them.
     fn attention(
         &mut self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        arena: &mut Part<'_, KvArena>,
+        arena: &mut KvArena,
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor;
@@ -286,7 +276,7 @@ pub trait Step {
     fn attend(
         &mut self,
         q: Tensor,
-        arena: &mut Part<'_, KvArena>,
+        arena: &mut KvArena,
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor;
@@ -297,7 +287,7 @@ pub trait Step {
         a: Tensor,
         b: Tensor,
         shape: &DeltaShape,
-        arena: &mut Part<'_, RecurrentArena>,
+        arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) -> Tensor;
     /// Keeps what [`Step::delta`] is given for a layer.
@@ -308,7 +298,7 @@ pub trait Step {
         layer: usize,
         tape: &Tape,
         shape: &DeltaShape,
-        arena: &mut Part<'_, RecurrentArena>,
+        arena: &mut RecurrentArena,
         runs: &[StateRun],
     );
     /// RMS norm of each head of `weight.len()`, times `silu(gate)`.

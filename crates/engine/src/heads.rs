@@ -64,7 +64,7 @@ impl Runner {
             for start in (known..first).step_by(most) {
                 let count = most.min(first - start);
                 let mut step = self.backend.begin();
-                head.skip(&mut step, start, count, &mut self.memory.whole(), tokens.sequence);
+                head.skip(&mut step, start, count, &mut self.memory, tokens.sequence);
                 let _fence = step.submit();
             }
         }
@@ -95,7 +95,7 @@ impl Runner {
                 })
                 .collect();
             let mut step = self.backend.begin();
-            head.take_in(&mut step, &self.decoder, &segments, &mut self.memory.whole(), &shared);
+            head.take_in(&mut step, &self.decoder, &segments, &mut self.memory, &shared);
             let _fence = step.submit();
             rest = &rest[now..];
         }
@@ -160,7 +160,7 @@ impl Runner {
             let anchor = |&index: &usize| anchor(drafts, index, 0, counts[index]);
             let anchors: Vec<Anchor<'_>> = rest[..now].iter().map(anchor).collect();
             let mut step = self.backend.begin();
-            let memory = &mut self.memory.whole();
+            let memory = &mut self.memory;
             let proposal = head.propose(&mut step, &self.decoder, &anchors, memory, &shared);
             let fence = step.submit();
             let mut rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);
@@ -197,7 +197,7 @@ impl Runner {
             };
             let anchors: Vec<Anchor<'_>> = going.iter().map(anchor).collect();
             let mut step = self.backend.begin();
-            let memory = &mut self.memory.whole();
+            let memory = &mut self.memory;
             let proposal = head.propose(&mut step, &self.decoder, &anchors, memory, &shared);
             let fence = step.submit();
             let rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);

@@ -10,7 +10,7 @@ use state::{Capacity, Layout, Memory, Sequence};
 
 use experts::reader::Method;
 
-use crate::pass::{self, Activations, Pass, Reader};
+use crate::pass::{self, Pass, Reader};
 use crate::{Error, Options, Result, heads, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
@@ -54,9 +54,6 @@ pub struct Runner {
     bank: Bank,
     pub(crate) memory: Memory,
     pub(crate) backend: CpuBackend,
-    /// Whether a batch can go in parts.
-    pub(crate) is_narrow: bool,
-    activations: Activations,
     /// Of the last batch that had rows to verify.
     tape: Tape,
     pub(crate) options: Options,
@@ -126,10 +123,7 @@ impl Runner {
         let memory = Memory::new(&layout(&spec, options)?, options.kv, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
         let (options, tape, features) = (options.clone(), Tape::default(), Vec::new());
-        let is_narrow = pass::is_narrow(resident) && !matches!(bank, Bank::Streamed(_));
         Ok(Runner {
-            is_narrow,
-            activations: activations(&spec, &options),
             spec,
             decoder,
             bank,
@@ -230,20 +224,9 @@ impl Runner {
         let head = self.head.as_ref().filter(|_| !self.head_rests);
         let asking = head.map(|head| heads::asking(head, batch));
         let batch = asking.as_ref().unwrap_or(batch);
-        let pass = Pass {
-            decoder: &self.decoder,
-            bank: self.bank.get(),
-            head,
-            activations: self.activations,
-        };
+        let pass = Pass { decoder: &self.decoder, bank: self.bank.get(), head };
         let (backend, memory) = (&mut self.backend, &mut self.memory);
-        let parts = self.is_narrow.then(|| pass::parts(batch, backend.threads())).flatten();
-        let passed = match (reader, parts) {
-            (Reader::AtOnce(read), Some(parts)) => {
-                pass.apart(backend, batch, &parts, memory, &shared, &mut self.tape, read)
-            }
-            (reader, _) => pass.whole(backend, batch, memory, &shared, &mut self.tape, reader),
-        };
+        let passed = pass.run(backend, batch, memory, &shared, &mut self.tape, reader);
         self.features = passed.features;
         let mut failures = Vec::new();
         for segment in &batch.segments {
@@ -264,14 +247,7 @@ impl Runner {
     pub fn settle(&mut self, batch: &Batch, counts: &[usize], sequences: &mut [&mut Sequence]) {
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let mut step = self.backend.begin();
-        self.decoder.replay(
-            &mut step,
-            batch,
-            counts,
-            &self.tape,
-            &mut self.memory.whole(),
-            &shared,
-        );
+        self.decoder.replay(&mut step, batch, counts, &self.tape, &mut self.memory, &shared);
         let _done = step.submit();
         if let Some(bank) = self.bank.get() {
             let rows = batch.segments.iter().zip(counts);
@@ -369,27 +345,18 @@ pub(crate) fn logit_rows(options: &Options) -> usize {
     LOGIT_ROWS.max(options.sequences)
 }
 
-/// What a step's activations take.
-fn activations(spec: &DecoderSpec, options: &Options) -> Activations {
+/// Floats of the activation arena: the largest step, and its logits.
+pub(crate) fn arena_floats(spec: &DecoderSpec, options: &Options) -> usize {
     // The model's step and the head's follow one another.
     let (features, head) = options
         .head
         .as_ref()
         .map_or((0, 0), |head| (head.spec.feature_floats(), head.spec.activation_floats()));
-    Activations {
-        row: (spec.activation_floats() + features).max(head),
-        logit_row: spec.vocab + 2 * spec.hidden,
-        rest: 4096,
-    }
-}
-
-/// Floats of the activation arena: the largest step, and its logits.
-pub(crate) fn arena_floats(spec: &DecoderSpec, options: &Options) -> usize {
+    let row = (spec.activation_floats() + features).max(head);
+    let logit_row = spec.vocab + 2 * spec.hidden;
     let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
-    let activations = activations(spec, options);
-    // A step may be in as many parts as there are threads.
-    let parts = options.threads.saturating_sub(1) * activations.of(0, 0);
-    activations.of(rows, logit_rows(options)) + parts
+    // Tensors begin on a cache line; the rest covers what lies between them.
+    rows * row + logit_rows(options) * logit_row + 4096
 }
 
 /// Bytes of the kernels' own buffers in the largest step: quantised copies of the activations, and what

@@ -105,14 +105,8 @@ impl Dense {
                 step.set_trials(&depths);
                 let decoder = &self.decoder;
                 let mut tape = compute::Tape::default();
-                let output = decoder.forward(
-                    &mut step,
-                    &batch,
-                    Some(bank),
-                    &mut memory.whole(),
-                    &shared,
-                    &mut tape,
-                );
+                let output =
+                    decoder.forward(&mut step, &batch, Some(bank), &mut memory, &shared, &mut tape);
                 let fence = step.submit();
                 assert!(step.failures().is_empty());
                 let logits = output.logits.expect("logits");

@@ -15,7 +15,7 @@ pub struct Batch {
     pub taps: Vec<usize>,
     /// Whether every row's hidden state after the last norm is wanted, for draft heads.
     pub hidden: bool,
-    /// Whether some rows are verified, here or in other parts of the same batch: recurrent layers keep what they are given.
+    /// Whether some rows are verified: recurrent layers keep their inputs.
     pub keeps: bool,
 }
 
@@ -73,21 +73,6 @@ impl Batch {
         self.segments.push(Segment { sequence, row, count: tokens.len(), kind, logits });
     }
 
-    /// Some of its segments, as a batch of their own.
-    pub fn part(&self, segments: std::ops::Range<usize>) -> Batch {
-        let some = &self.segments[segments];
-        let first = some.first().map_or(0, |segment| segment.row);
-        let rows = first..some.last().map_or(first, |segment| segment.row + segment.count);
-        Batch {
-            rows: self.rows[rows.clone()].to_vec(),
-            positions: self.positions[rows].to_vec(),
-            segments: some.iter().map(|s| Segment { row: s.row - first, ..s.clone() }).collect(),
-            taps: self.taps.clone(),
-            hidden: self.hidden,
-            keeps: self.keeps,
-        }
-    }
-
     /// By row: 0 if it is certain, else its place among the drafted rows of its segment, from 1.
     pub fn depths(&self) -> Vec<u8> {
         let of = |segment: &Segment| -> Vec<u8> {
@@ -125,21 +110,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_a_batch_of_its_own() {
-        let mut batch = Batch { hidden: true, ..Batch::default() };
+    fn rows_say_what_is_drafted_and_whose_logits_are_wanted() {
+        let mut batch = Batch::default();
         batch.push(2, 5, &[1, 2, 3], SegmentKind::Prefill, Logits::None);
+        assert!(!batch.keeps);
         batch.push(0, 9, &[4], SegmentKind::Decode, Logits::Last);
         batch.push(1, 7, &[5, 6], SegmentKind::Verify, Logits::All);
-        let part = batch.part(1..3);
-        assert_eq!(part.rows, [4, 5, 6].map(Input::Token));
-        assert_eq!(part.positions, [9, 7, 8]);
-        assert_eq!(
-            part.segments.iter().map(|s| (s.sequence, s.row)).collect::<Vec<_>>(),
-            [(0, 0), (1, 1)]
-        );
-        assert_eq!((part.logit_rows(), part.depths()), (vec![0, 1, 2], vec![0, 0, 1]));
-        // What is verified elsewhere matters to what is kept here.
-        assert!(part.hidden && batch.part(0..1).keeps);
-        assert!(batch.part(1..1).rows.is_empty());
+        assert_eq!(batch.positions, [5, 6, 7, 9, 7, 8]);
+        assert_eq!((batch.logit_rows(), batch.depths()), (vec![3, 4, 5], vec![0, 0, 0, 0, 0, 1]));
+        assert!(batch.keeps);
     }
 }

@@ -6,7 +6,7 @@ mod per_layer;
 
 use checkpoint::Checkpoint;
 use compute::{DeltaShape, ExpertBank, Input, Linear, StateRun, Step, Tape, Tensor};
-use state::{MemoryPart, Sequence};
+use state::{Memory, Sequence};
 
 use crate::Result;
 use crate::batch::Batch;
@@ -100,7 +100,7 @@ impl Decoder {
         step: &mut dyn Step,
         batch: &Batch,
         bank: Option<&dyn ExpertBank>,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
         tape: &mut Tape,
     ) -> Output {
@@ -194,7 +194,7 @@ impl Decoder {
         batch: &Batch,
         counts: &[usize],
         tape: &Tape,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) {
         for (index, layer) in self.layers.iter().enumerate() {
@@ -225,7 +225,7 @@ impl DeltaNet {
         eps: f32,
         layer: usize,
         batch: &Batch,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
         tape: &mut Tape,
     ) -> Tensor {

@@ -4,8 +4,7 @@
 //! allocated. [`Memory`] owns the arenas and hands out [`Sequence`]s; a sequence holds reference-counted
 //! pages and slots, so a fork or a checkpoint costs no bytes until one of the two is written, and dropping
 //! one gives back whatever nobody else holds. The forward pass borrows sequences to read page lists and
-//! a [`MemoryPart`] to write the arenas, at the same time: all of the memory, or what steps that run beside each other
-//! may use of it.
+//! [`Memory`] to write the arenas, at the same time.
 //!
 //! Invariant: after [`Memory::prepare`] whatever the next step writes belongs to that sequence alone.
 
@@ -20,6 +19,6 @@ mod sequence;
 
 pub use error::{Error, Result};
 pub use layout::{Capacity, LayerKind, Layout};
-pub use memory::{Memory, MemoryPart};
+pub use memory::Memory;
 pub use prefix::{CacheLimits, PrefixCache, Worth, common_prefix};
 pub use sequence::{LayerState, PageTable, Pages, Sequence, Slot};

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use compute::memory::{KvArena, KvFormat, Part, RecurrentArena, page_bytes, slot_bytes};
+use compute::memory::{KvArena, KvFormat, RecurrentArena, page_bytes, slot_bytes};
 
 use crate::pool::{Lease, Pool};
 use crate::sequence::Copy;
@@ -19,26 +19,6 @@ pub struct Memory {
     layers: Vec<Place>,
     kv: Vec<Arena<KvArena>>,
     recurrent: Vec<Arena<RecurrentArena>>,
-}
-
-/// The memory in a step: all of it, or as much as one of several threads may use that run at the same time.
-#[derive(Debug)]
-pub struct MemoryPart<'a> {
-    kv: Vec<Part<'a, KvArena>>,
-    recurrent: Vec<Part<'a, RecurrentArena>>,
-}
-
-impl<'a> MemoryPart<'a> {
-    /// Pages of one shape, for the step that appends to them; the index is
-    /// [`PageTable::arena`](crate::PageTable::arena).
-    pub fn kv_mut(&mut self, arena: usize) -> &mut Part<'a, KvArena> {
-        &mut self.kv[arena]
-    }
-
-    /// Slots of one size, for the step that updates them; the index comes with [`Sequence::recurrent`].
-    pub fn recurrent_mut(&mut self, arena: usize) -> &mut Part<'a, RecurrentArena> {
-        &mut self.recurrent[arena]
-    }
 }
 
 /// Where a layer keeps its state.
@@ -222,62 +202,13 @@ impl Memory {
         self.recurrent.iter().zip(counts).map(take).collect()
     }
 
-    /// All of it, for a step.
-    pub fn whole(&mut self) -> MemoryPart<'_> {
-        MemoryPart {
-            kv: self.kv.iter_mut().map(|arena| Part::whole(&mut arena.bytes)).collect(),
-            recurrent: self
-                .recurrent
-                .iter_mut()
-                .map(|arena| Part::whole(&mut arena.bytes))
-                .collect(),
-        }
-    }
-
-    /// The same for steps that run at the same time: each writes what was prepared for the sequences of its group, and may
-    /// read all that no other writes.
-    ///
-    /// # Panics
-    /// If a sequence is in two groups.
-    pub fn apart(&mut self, groups: &[Vec<&Sequence>]) -> Vec<MemoryPart<'_>> {
-        let mut pages = vec![vec![Vec::new(); groups.len()]; self.kv.len()];
-        let mut slots = vec![vec![Vec::new(); groups.len()]; self.recurrent.len()];
-        for (index, group) in groups.iter().enumerate() {
-            for sequence in group {
-                for state in &sequence.layers {
-                    match state {
-                        LayerState::Kv(layer) => {
-                            let own = layer.tail(sequence.len).iter().map(|page| page.0);
-                            pages[layer.arena()][index].extend(own);
-                        }
-                        LayerState::Recurrent(slot) => {
-                            slots[slot.arena()][index].push(slot.id().0);
-                        }
-                        LayerState::Shared(_) => {}
-                    }
-                }
-            }
-        }
-        let mut parts: Vec<MemoryPart<'_>> = Vec::with_capacity(groups.len());
-        parts.resize_with(groups.len(), || MemoryPart { kv: Vec::new(), recurrent: Vec::new() });
-        for (arena, claims) in self.kv.iter_mut().zip(&pages) {
-            let lent = Part::apart(&mut arena.bytes, claims);
-            parts.iter_mut().zip(lent).for_each(|(part, lent)| part.kv.push(lent));
-        }
-        for (arena, claims) in self.recurrent.iter_mut().zip(&slots) {
-            let lent = Part::apart(&mut arena.bytes, claims);
-            parts.iter_mut().zip(lent).for_each(|(part, lent)| part.recurrent.push(lent));
-        }
-        parts
-    }
-
     /// Pages of one shape; the index is [`PageTable::arena`](crate::PageTable::arena).
     pub fn kv(&self, arena: usize) -> &KvArena {
         &self.kv[arena].bytes
     }
 
-    /// Pages of one shape, for writing.
-    pub(crate) fn kv_mut(&mut self, arena: usize) -> &mut KvArena {
+    /// Pages of one shape, for the step that appends to them.
+    pub fn kv_mut(&mut self, arena: usize) -> &mut KvArena {
         &mut self.kv[arena].bytes
     }
 
@@ -286,8 +217,8 @@ impl Memory {
         &self.recurrent[arena].bytes
     }
 
-    /// Slots of one size, for writing.
-    pub(crate) fn recurrent_mut(&mut self, arena: usize) -> &mut RecurrentArena {
+    /// Slots of one size, for the step that updates them.
+    pub fn recurrent_mut(&mut self, arena: usize) -> &mut RecurrentArena {
         &mut self.recurrent[arena].bytes
     }
 

@@ -417,28 +417,6 @@ fn a_step_borrows_an_arena_and_several_sequences_at_once() {
 }
 
 #[test]
-fn steps_that_run_at_once_have_what_was_prepared_for_their_sequences() {
-    let mut memory = memory(&layout(false), &capacity(8 * BLOCK, 3, 0));
-    let mut first = memory.sequence().unwrap();
-    memory.prepare(&mut first, BLOCK + 3).unwrap();
-    first.advance(BLOCK + 3);
-    // A fork has the first page in common, and gets a copy of the second.
-    let mut second = first.fork();
-    for sequence in [&mut first, &mut second] {
-        memory.prepare(sequence, 2).unwrap();
-    }
-    assert_eq!(first.kv(0).pages[0], second.kv(0).pages[0]);
-    let parts = memory.apart(&[vec![&first], vec![&second]]);
-    assert_eq!(parts.len(), 2);
-    drop(parts);
-    // Two steps for one sequence would write the same.
-    let twice = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        memory.apart(&[vec![&first], vec![&second, &first]]);
-    }));
-    assert!(twice.is_err());
-}
-
-#[test]
 fn sliding_layers_release_what_no_draft_can_need() {
     let mut memory = memory(&layout(false), &capacity(40 * BLOCK, 1, 0));
     let mut sequence = memory.sequence().unwrap();

@@ -59,7 +59,7 @@ pub struct Slot {
 /// Where attention finds a sequence's keys and values of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct PageTable<'a> {
-    /// For [`MemoryPart::kv_mut`](crate::MemoryPart::kv_mut).
+    /// For [`Memory::kv_mut`](crate::Memory::kv_mut).
     pub arena: usize,
     /// `pages[i]` holds block `first_block + i`.
     pub pages: &'a [PageId],
@@ -250,11 +250,6 @@ impl Pages {
 
     pub(crate) fn arena(&self) -> usize {
         self.arena
-    }
-
-    /// The pages that hold, or will hold, positions from `len` on.
-    pub(crate) fn tail(&self, len: usize) -> &[PageId] {
-        &self.ids[(len / BLOCK - self.first_block).min(self.ids.len())..]
     }
 
     /// Pages that must be taken before positions `len..end` can be written.

@@ -14,7 +14,7 @@ use super::matmul::SharedMut;
 use super::norm::l2_normalise;
 use super::pool::Pool;
 use super::prefetch;
-use crate::memory::{BLOCK, KvArena, PANEL, PageId, Part, RecurrentArena, Rows, RowsMut};
+use crate::memory::{BLOCK, KvArena, PANEL, PageId, RecurrentArena, Rows, RowsMut};
 use crate::step::{AttentionShape, DeltaShape, KvRun, StateRun};
 
 /// Queries (rows times heads of a group) that share a widened page.
@@ -34,7 +34,7 @@ pub(crate) fn store(
     k: &[f32],
     v: &[f32],
     width: usize,
-    arena: &Part<'_, KvArena>,
+    arena: &KvArena,
     runs: &[KvRun<'_>],
 ) {
     let write = |run: &KvRun<'_>, i: usize| {
@@ -49,7 +49,7 @@ pub(crate) fn store(
     // Keys of a position are in as many lines as they have dimensions, and those of another sequence are elsewhere.
     let fetch = |run: &KvRun<'_>| {
         let page = (run.position / BLOCK).checked_sub(run.first_block).map(|at| run.pages[at]);
-        page.inspect(|&page| arena.arena().prefetch(page, run.position % BLOCK));
+        page.inspect(|&page| arena.prefetch(page, run.position % BLOCK));
     };
     let short = |index: usize| {
         runs.get(index + 1).into_iter().for_each(fetch);
@@ -97,7 +97,7 @@ pub(crate) fn attend(
     pool: &mut Pool,
     partials: &mut Vec<f32>,
     q: &[f32],
-    arena: &Part<'_, KvArena>,
+    arena: &KvArena,
     runs: &[KvRun<'_>],
     shape: &AttentionShape<'_>,
     out: &mut [f32],
@@ -150,7 +150,7 @@ pub(crate) fn attend(
     let keys_of = |task: &Task| {
         let run = &runs[task.run];
         Keys {
-            arena: arena.reading(run.pages),
+            arena,
             kv_head: task.kv_head,
             pages: run.pages,
             first_block: run.first_block,
@@ -256,7 +256,7 @@ pub(crate) fn delta(
     a: &[f32],
     b: &[f32],
     shape: &DeltaShape,
-    arena: &Part<'_, RecurrentArena>,
+    arena: &RecurrentArena,
     runs: &[StateRun],
     buffers: &mut DeltaBuffers<'_>,
     out: &mut [f32],
@@ -346,7 +346,7 @@ fn convolve(
     pool: &mut Pool,
     qkv: &[f32],
     shape: &DeltaShape,
-    arena: &Part<'_, RecurrentArena>,
+    arena: &RecurrentArena,
     runs: &[StateRun],
     out: &mut [f32],
 ) {

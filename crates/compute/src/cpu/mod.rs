@@ -14,7 +14,6 @@ pub(crate) mod half_float;
 mod lanes;
 pub mod logits;
 mod matmul;
-mod meeting;
 mod mixer;
 mod moe;
 mod norm;
@@ -30,4 +29,4 @@ mod tiles;
 
 pub use rope::{Rope, Yarn};
 pub use routing::RoutingScheme;
-pub use step::{CpuBackend, CpuStep, PartOf};
+pub use step::{CpuBackend, CpuStep};

@@ -2,13 +2,12 @@
 //! in rank order, so the result does not depend on which experts arrived first.
 //!
 //! Few rows (decode): all ready experts' gate and up rows are one parallel region, their down rows
-//! another. Many rows (prefill), or many narrow experts: a thread takes one after another, whole. Either way
+//! another. Many rows (prefill): a thread takes one after another, whole. Either way
 //! experts that are in memory come first, and those on their way as they land.
 
 mod expert;
 #[cfg(test)]
 mod reference_tests;
-pub(crate) mod together;
 
 pub(crate) use expert::glu;
 
@@ -24,7 +23,7 @@ use super::dot::{self, Rows, Target};
 use super::lanes::sigmoid;
 use super::matmul::{SharedMut, quantise};
 use super::pool::Pool;
-use super::quantise::{Activations, CHUNK, Forms};
+use super::quantise::{Activations, Forms};
 use super::tasks::{self, Piece};
 use crate::Error;
 use crate::bank::{Expert, ExpertBank, Trial, Turn, Visit};
@@ -32,10 +31,6 @@ use crate::step::{Activation, RowFailure};
 
 /// Row–expert pairs up to which the work is cut by weight rows rather than by expert.
 const SMALL_PAIRS: usize = 64;
-
-/// Narrow experts for each thread from which a thread takes them whole: they are small enough to wait for the last one, and
-/// their hidden values stay in its cache.
-const WHOLE_FOR_EACH: usize = 4;
 
 /// Rows of the shared expert that are one task of a large call.
 const SHARED_PIECE: usize = 128;
@@ -253,12 +248,6 @@ struct Call<'a> {
     target: Target,
 }
 
-impl Call<'_> {
-    fn is_narrow(&self) -> bool {
-        self.x.len() / self.rows < CHUNK
-    }
-}
-
 /// Decode: what is in memory is one region together with the shared expert; then each expert as it lands.
 fn run_small(
     call: &Call<'_>,
@@ -275,11 +264,7 @@ fn run_small(
             let mut jobs: Vec<Job<'_>> =
                 ready.iter().map(|&(id, expert)| scratch.job(id, expert, call.k)).collect();
             jobs.extend(shared.take());
-            if call.is_narrow() && jobs.len() >= WHOLE_FOR_EACH * pool.thread_count() {
-                jobs.sort_by_key(|job| job.expert.gate.codes.as_ptr());
-                let activations = &scratch.activations;
-                pool.run_near(jobs.len(), &|job| jobs[job].run(call, activations));
-            } else if jobs.iter().all(Job::is_integer) {
+            if jobs.iter().all(Job::is_integer) {
                 small_call(call, pool, scratch, &jobs);
             } else {
                 let activations = &scratch.activations;

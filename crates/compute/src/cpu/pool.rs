@@ -23,7 +23,7 @@ type Job = dyn Fn(usize) + Sync;
 /// A counter that shares its cache line with nothing.
 #[repr(align(128))]
 #[derive(Default)]
-pub(crate) struct Counter(pub(crate) AtomicUsize);
+struct Counter(AtomicUsize);
 
 /// How threads come to their tasks.
 #[derive(Clone, Copy)]
@@ -59,7 +59,7 @@ unsafe impl Send for Shared {}
 
 /// Spins of a caller that waits for its workers before it lets others run in between: on a busy machine
 /// a worker may be waiting for this very core.
-pub(crate) const PATIENCE: u32 = 1 << 10;
+const PATIENCE: u32 = 1 << 10;
 
 /// A fixed set of threads that runs one region at a time. The calling thread works too. Clones are the same
 /// threads.

@@ -215,50 +215,6 @@ unsafe impl Send for Writer<'_> {}
 unsafe impl Sync for Writer<'_> {}
 
 impl Writer<'_> {
-    /// The same for as long as somebody else sees to it.
-    ///
-    /// # Safety
-    /// The activations outlive it, and are not resized before.
-    pub(crate) unsafe fn detached(self) -> Writer<'static> {
-        Writer { owner: PhantomData, ..self }
-    }
-
-    /// Whether rows have the same form.
-    pub(crate) fn is_like(&self, x: &Activations) -> bool {
-        x.cols == self.cols && x.forms == self.forms && x.transposed == self.transposed
-    }
-
-    /// Copies row `from` of activations of the same form into place `to`.
-    ///
-    /// # Safety
-    /// Nobody else reads or writes that row meanwhile.
-    pub(crate) unsafe fn copy(&self, x: &Activations, from: usize, to: usize) {
-        assert!(self.is_like(x) && from < x.rows && to < self.rows);
-        /// # Safety
-        /// There are so many numbers at the row `to`.
-        unsafe fn row<T: Copy>(x: &[T], from: usize, start: *mut T, to: usize, count: usize) {
-            let x = &x[from * count..][..count];
-            // SAFETY: the caller's promise.
-            unsafe { std::ptr::copy_nonoverlapping(x.as_ptr(), start.add(to * count), count) };
-        }
-        let (b, v) = (self.blocks, self.blocks * BLOCK);
-        // SAFETY: the buffers hold `rows` rows of these lengths, and this one is ours.
-        unsafe {
-            if self.forms.values {
-                row(&x.values, from, self.values, to, v);
-            }
-            row(&x.scale, from, self.scale, to, b);
-            row(&x.sum, from, self.sum, to, b);
-            row(&x.integer_sum, from, self.integer_sum, to, b);
-            if self.forms.natural {
-                row(&x.planes, from, self.planes, to, 2 * v);
-            }
-            if self.forms.paired {
-                row(&x.paired, from, self.paired, to, 2 * v);
-            }
-        }
-    }
-
     /// Quantises one row into place `row`.
     ///
     /// # Safety

@@ -8,15 +8,13 @@ use machine::cpu::Isa;
 
 use super::arena::Arena;
 use super::matmul::{self, SharedMut};
-use super::meeting::{Meeting, Seat};
-use super::moe::together::Room;
 use super::moe::{self, RoutingTable, Shared};
 use super::pool::Pool;
 use super::rope::Turns;
 use super::routing::{RoutingScheme, top_k};
 use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank, Trial};
-use crate::memory::{KvArena, Part, RecurrentArena};
+use crate::memory::{KvArena, RecurrentArena};
 use crate::step::{
     Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark,
     Routing, RowFailure, RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
@@ -39,11 +37,6 @@ pub struct CpuBackend {
     failures: Vec<RowFailure>,
     partials: Vec<f32>,
     turns: Turns,
-    /// Where it meets others, if it is one of several that run parts of a step.
-    seat: Option<Seat<Room>>,
-    /// Those that run parts of its steps.
-    members: Vec<CpuBackend>,
-    meeting: Arc<Meeting<Room>>,
 }
 
 impl CpuBackend {
@@ -58,24 +51,17 @@ impl CpuBackend {
     }
 
     fn with_pool(isa: Isa, pool: Pool, arena_floats: usize) -> Result<CpuBackend> {
-        Ok(CpuBackend::over(isa, pool, Arena::new(arena_floats)?))
-    }
-
-    fn over(isa: Isa, pool: Pool, arena: Arena) -> CpuBackend {
-        CpuBackend {
+        Ok(CpuBackend {
             isa,
             pool,
-            arena,
+            arena: Arena::new(arena_floats)?,
             matmul: matmul::Scratch::default(),
             moe: moe::Scratch::default(),
             routing: RoutingTable::default(),
             failures: Vec::new(),
             partials: Vec::new(),
             turns: Turns::default(),
-            seat: None,
-            members: Vec::new(),
-            meeting: Arc::default(),
-        }
+        })
     }
 
     /// Starts a step; the tensors of the step before are gone.
@@ -84,49 +70,6 @@ impl CpuBackend {
         self.failures.clear();
         self.moe.depths.clear();
         CpuStep { backend: self }
-    }
-
-    /// Runs `f` for parts of a step at the same time, each on a thread of its own with a step of its own, and tells it which
-    /// one. All parts make the same operations: where these want experts, parts wait for each other and each expert is used
-    /// once for the rows of all. Experts must be in memory.
-    ///
-    /// # Panics
-    /// If there are more parts than threads, or one of them panics.
-    pub fn apart<T: Send>(
-        &mut self,
-        parts: Vec<PartOf<T>>,
-        f: impl Fn(usize, T, &mut CpuStep<'_>) + Sync,
-    ) {
-        assert!(
-            parts.len() <= self.threads(),
-            "{} parts for {} threads",
-            parts.len(),
-            self.threads()
-        );
-        if self.meeting.is_broken() {
-            self.meeting = Arc::default();
-        }
-        let seats = Meeting::seats(&self.meeting, parts.iter().map(|part| part.rows));
-        let arenas = self.arena.shares(parts.iter().map(|part| part.floats));
-        while self.members.len() < parts.len() {
-            let arena = self.arena.shares([0usize].into_iter()).remove(0);
-            self.members.push(CpuBackend::over(self.isa, Pool::new(1), arena));
-        }
-        let places = self.members.iter_mut().zip(seats.into_iter().zip(arenas));
-        let tasks = parts.into_iter().zip(places).map(|(part, (member, (seat, arena)))| {
-            (member.seat, member.arena) = (Some(seat), arena);
-            Mutex::new(Some((part.what, member)))
-        });
-        let tasks: Vec<Mutex<Option<(T, &mut CpuBackend)>>> = tasks.collect();
-        // A thread keeps its part from step to step, if it can.
-        self.pool.run_near(tasks.len(), &|index| {
-            let task = tasks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
-            let Some((part, member)) = task else { return };
-            let _guard = member.seat.as_ref().map(Seat::guard);
-            f(index, part, &mut member.begin());
-        });
-        // What comes between such steps is not for threads: others have something to do with what came of this one.
-        self.pool.rest();
     }
 
     /// The instruction set in use.
@@ -138,17 +81,6 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.thread_count()
     }
-}
-
-/// A part of a step, for [`CpuBackend::apart`].
-#[derive(Debug)]
-pub struct PartOf<T> {
-    /// What it is about.
-    pub what: T,
-    /// Its rows.
-    pub rows: usize,
-    /// Activations that it needs; those of all parts together are within what the backend was made for.
-    pub floats: usize,
 }
 
 /// A step on the CPU.
@@ -185,7 +117,7 @@ impl CpuStep<'_> {
 
     fn view<'v>(&self, x: Tensor) -> View<'v> {
         // The arena is never moved while a step lives; writing through it is exclusive because the step holds the backend
-        // mutably, and shares of an arena do not overlap and are used while nobody uses the whole.
+        // mutably.
         let len = x.rows * x.cols;
         View { start: self.backend.arena.at(x.start, len), len, arena: PhantomData }
     }
@@ -195,7 +127,7 @@ impl CpuStep<'_> {
         &mut self,
         [qkv, a, b]: [&[f32]; 3],
         shape: &DeltaShape,
-        arena: &mut Part<'_, RecurrentArena>,
+        arena: &mut RecurrentArena,
         runs: &[StateRun],
         out: &mut [f32],
     ) {
@@ -414,9 +346,8 @@ impl Step for CpuStep<'_> {
         })
     }
 
-    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut Part<'_, KvArena>, runs: &[KvRun<'_>]) {
-        let shape = arena.arena();
-        assert_eq!(k.cols, shape.kv_heads() * shape.head_dim(), "keys of another shape");
+    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut KvArena, runs: &[KvRun<'_>]) {
+        assert_eq!(k.cols, arena.kv_heads() * arena.head_dim(), "keys of another shape");
         let (keys, values) = (self.view(k).read(), self.view(v).read());
         mixer::store(&mut self.backend.pool, keys, values, k.cols, arena, runs);
     }
@@ -426,7 +357,7 @@ impl Step for CpuStep<'_> {
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        arena: &mut Part<'_, KvArena>,
+        arena: &mut KvArena,
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor {
@@ -437,7 +368,7 @@ impl Step for CpuStep<'_> {
     fn attend(
         &mut self,
         q: Tensor,
-        arena: &mut Part<'_, KvArena>,
+        arena: &mut KvArena,
         runs: &[KvRun<'_>],
         shape: &AttentionShape<'_>,
     ) -> Tensor {
@@ -455,7 +386,7 @@ impl Step for CpuStep<'_> {
         a: Tensor,
         b: Tensor,
         shape: &DeltaShape,
-        arena: &mut Part<'_, RecurrentArena>,
+        arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) -> Tensor {
         let out = self.new_tensor(qkv.rows, shape.value_heads * shape.value_dim);
@@ -479,7 +410,7 @@ impl Step for CpuStep<'_> {
         layer: usize,
         tape: &Tape,
         shape: &DeltaShape,
-        arena: &mut Part<'_, RecurrentArena>,
+        arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) {
         let DeltaInputs { qkv, a, b } = &tape.layers[layer];
@@ -549,9 +480,7 @@ impl Step for CpuStep<'_> {
         assert_eq!(self.backend.routing.ids.len(), pairs, "a routing of other rows");
         let out = self.new_tensor(x.rows, x.cols);
         let mark = self.mark();
-        // In a meeting routed experts have a place for what they make of all rows.
-        let per_row = if self.backend.seat.is_some() { 1 } else { routing.experts_per_row + 1 };
-        let slots = self.new_tensor(x.rows * per_row, x.cols);
+        let slots = self.new_tensor(x.rows * (routing.experts_per_row + 1), x.cols);
         let shared = shared.map(|s| Shared {
             expert: Expert::new(s.gate_proj.view(), s.up_proj.view(), s.down_proj.view()),
             gate: s.gate.map(|gate| self.view(gate).read()),
@@ -559,23 +488,6 @@ impl Step for CpuStep<'_> {
         let (from, to, by_slot) =
             (self.view(x).read(), self.view(out).write(), self.view(slots).write());
         let backend = &mut *self.backend;
-        if let Some(seat) = &mut backend.seat {
-            moe::together::run(
-                backend.isa,
-                seat,
-                &mut backend.moe,
-                layer,
-                from,
-                x.rows,
-                &backend.routing,
-                bank,
-                shared.as_ref(),
-                by_slot,
-                to,
-            );
-            self.release(mark);
-            return out;
-        }
         let failures = moe::run(
             backend.isa,
             &mut backend.pool,

@@ -90,19 +90,14 @@ fn check(context: usize, count: usize, both_ways: bool, window: Option<usize>) {
     let mut backend = backend();
     let mut step = backend.begin();
     let (keys, values) = (step.upload(&both(&k, true), WIDTH), step.upload(&both(&v, true), WIDTH));
-    step.store(
-        keys,
-        values,
-        &mut Part::whole(&mut arena),
-        &[run(0, context, 0, 0), run(context, context - 1, 0, 1)],
-    );
+    step.store(keys, values, &mut arena, &[run(0, context, 0, 0), run(context, context - 1, 0, 1)]);
     let (keys, values) =
         (step.upload(&both(&k, false), WIDTH), step.upload(&both(&v, false), WIDTH));
     let queries = step.upload(&q.concat(), HEADS * DIM);
     let runs = [run(0, count, context, 0), run(count, count - 1, context - 1, 1)];
-    let out = step.attention(queries, keys, values, &mut Part::whole(&mut arena), &runs, &shape);
+    let out = step.attention(queries, keys, values, &mut arena, &runs, &shape);
     // A layer that shares these keys and values writes nothing and sees the same.
-    let again = step.attend(queries, &mut Part::whole(&mut arena), &runs, &shape);
+    let again = step.attend(queries, &mut arena, &runs, &shape);
     let fence = step.submit();
     let want: Vec<f64> =
         (0..2).flat_map(|s| reference(&q[s], &k[s], &v[s], contexts[s], &shape)).collect();
@@ -132,7 +127,7 @@ fn what_a_window_has_left_behind_is_not_stored() {
     // Positions 50 to 149, of which blocks 1 and 2 are still there.
     let pages = [PageId(1), PageId(0)];
     let run = KvRun { row: 0, count: 100, position: 50, pages: &pages, first_block: 1 };
-    step.store(x, x, &mut Part::whole(&mut arena), &[run]);
+    step.store(x, x, &mut arena, &[run]);
     for position in 64..150 {
         let (page, row) = (pages[position / 64 - 1], position - 50);
         let (k, v) = arena.read(page, position % 64, 1);
@@ -221,25 +216,4 @@ fn rows_are_fetched_and_a_broken_one_fails_its_row_alone() {
         let row = if row == 5 { 0.0 } else { row as f32 };
         assert_eq!(values, [row / 2.0, row]);
     }
-}
-
-#[test]
-fn a_part_that_panics_ends_all_and_the_next_step_runs() {
-    let mut backend = backend();
-    let parts =
-        || (0..2).map(|what| PartOf { what, rows: 1, floats: 64 }).collect::<Vec<PartOf<usize>>>();
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        backend.apart(parts(), |_, part, _| assert!(part != 1, "on purpose"));
-    }));
-    assert!(outcome.is_err());
-    let seen = Mutex::new(Vec::new());
-    backend.apart(parts(), |index, part, step| {
-        let x = step.upload(&[part as f32; 16], 16);
-        let fence = step.submit();
-        assert_eq!(step.read(&fence, x), [part as f32; 16]);
-        seen.lock().unwrap().push((index, part));
-    });
-    let mut seen = seen.into_inner().unwrap();
-    seen.sort_unstable();
-    assert_eq!(seen, [(0, 0), (1, 1)]);
 }

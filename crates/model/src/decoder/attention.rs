@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use compute::{AttentionShape, KvRun, Linear, Rope, Step, Tensor};
-use state::{MemoryPart, Sequence};
+use state::{Memory, Sequence};
 
 use crate::Result;
 use crate::batch::{Batch, Segment};
@@ -46,7 +46,7 @@ impl Attention {
         eps: f32,
         layer: usize,
         batch: &Batch,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) -> Tensor {
         // Queries (each head followed by its gate, if gated), keys, values.
@@ -98,7 +98,7 @@ impl Attention {
         eps: f32,
         layer: usize,
         batch: &Batch,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) {
         let Some(kv) = &self.kv else { return };
@@ -140,7 +140,7 @@ impl Attention {
         step: &mut dyn Step,
         layer: usize,
         batch: &Batch,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) {
         let width = self.kv_heads * self.head_dim;

@@ -6,7 +6,7 @@
 
 use checkpoint::{Checkpoint, Config};
 use compute::Step;
-use state::{MemoryPart, Sequence};
+use state::{Memory, Sequence};
 
 use super::{Anchor, DflashSpec, Head, HeadKind, HeadSegment, HeadSpec, Proposal};
 use crate::batch::{Batch, Logits, SegmentKind};
@@ -187,7 +187,7 @@ impl Head {
         context_norm: &[f32],
         segments: &[HeadSegment<'_>],
         batch: &Batch,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) {
         let features: Vec<f32> = segments.iter().flat_map(|s| s.features).copied().collect();
@@ -209,7 +209,7 @@ impl Head {
         decoder: &Decoder,
         mask: u32,
         anchors: &[Anchor<'_>],
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) -> Proposal {
         let mut batch = Batch::default();

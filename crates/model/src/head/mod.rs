@@ -12,7 +12,7 @@ mod spec;
 
 use checkpoint::Checkpoint;
 use compute::{ExpertBank, Input, Linear, ResidentBank, Step, Tensor};
-use state::{MemoryPart, Sequence};
+use state::{Memory, Sequence};
 
 use crate::batch::{Batch, Logits, SegmentKind};
 use crate::decoder::{Attention, FeedForward};
@@ -131,7 +131,7 @@ impl Head {
         step: &mut dyn Step,
         decoder: &Decoder,
         segments: &[HeadSegment<'_>],
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) {
         let mut batch = Batch::default();
@@ -159,7 +159,7 @@ impl Head {
         step: &mut dyn Step,
         position: usize,
         count: usize,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequence: &Sequence,
     ) {
         let mut batch = Batch::default();
@@ -179,7 +179,7 @@ impl Head {
         step: &mut dyn Step,
         decoder: &Decoder,
         anchors: &[Anchor<'_>],
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) -> Proposal {
         match &self.parts {
@@ -197,7 +197,7 @@ impl Head {
         h: Tensor,
         index: usize,
         batch: &Batch,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) {
         let (layer, eps) = (&self.layers[index], self.spec.eps);

@@ -7,7 +7,7 @@
 
 use checkpoint::Checkpoint;
 use compute::{Step, Tensor};
-use state::{MemoryPart, Sequence};
+use state::{Memory, Sequence};
 
 use super::{Anchor, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Parts, Proposal, inputs};
 use crate::arch::qwen3_5::unconverted_norm_offset;
@@ -145,7 +145,7 @@ impl Head {
         decoder: &Decoder,
         segments: &[HeadSegment<'_>],
         batch: &Batch,
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) {
         let width = self.spec.hidden;
@@ -170,7 +170,7 @@ impl Head {
         step: &mut dyn Step,
         decoder: &Decoder,
         anchors: &[Anchor<'_>],
-        memory: &mut MemoryPart<'_>,
+        memory: &mut Memory,
         sequences: &[&Sequence],
     ) -> Proposal {
         let mut batch = Batch::default();

@@ -5,15 +5,12 @@
 //! close to f64, and every other run has its bits.
 
 use std::sync::Mutex;
-use std::time::Duration;
 
 use half::bf16;
 use machine::pages::Pages;
 
 use super::super::activation::testing::{Random, assert_same_bits, isas};
 use super::super::dot::tests::{random_weight, value};
-use super::super::meeting::{Meeting, Seat};
-use super::together::{self, Room};
 use super::*;
 use crate::bank::{BiasWeight, ResidentBank, ResidentExpert};
 use crate::{Encoding, Float, Take, Tally, Weight};
@@ -484,82 +481,6 @@ fn an_expert_that_does_not_come_fails_its_rows_alone() {
                 assert_same_bits(&got[part.clone()], &whole[part]);
             }
             assert!(got.iter().all(|x| x.is_finite()));
-        }
-    }
-}
-
-/// Rounds of several members, each with the next of the rows; one of them is always late. A room is used again in the third.
-fn run_together(
-    case: &Case,
-    layer: &Layer,
-    inputs: &Inputs,
-    counts: &[usize],
-    late: usize,
-) -> [Vec<f32>; 3] {
-    let isa = machine::cpu::isa();
-    let meeting = Arc::new(Meeting::<Room>::default());
-    let run = |mut seat: Seat<Room>| {
-        let _guard = seat.guard();
-        let rows: Vec<Inputs> =
-            (seat.first_row..seat.first_row + seat.rows).map(|row| inputs.row(row)).collect();
-        let routing = RoutingTable {
-            ids: rows.iter().flat_map(|row| row.routing.ids.clone()).collect(),
-            weights: rows.iter().flat_map(|row| row.routing.weights.clone()).collect(),
-        };
-        let x: Vec<f32> = rows.iter().flat_map(|row| row.x.clone()).collect();
-        let gates: Vec<f32> = rows.iter().flat_map(|row| row.gates.clone()).collect();
-        let shared = layer.shared.as_ref().map(|(expert, _)| {
-            let [gate, up, down] = expert.projections.each_ref().map(Weight::view);
-            let is_gated = case.shared.is_some_and(|(_, is_gated)| is_gated);
-            Shared { expert: Expert::new(gate, up, down), gate: is_gated.then_some(&gates[..]) }
-        });
-        let (mut scratch, shared) = (Scratch::default(), shared.as_ref());
-        std::array::from_fn(|_| {
-            if seat.me == late {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            let (mut own, mut out) = (vec![f32::NAN; x.len()], vec![f32::NAN; x.len()]);
-            let (seat, scratch, rows) = (&mut seat, &mut scratch, rows.len());
-            let bank = &layer.bank;
-            together::run(
-                isa, seat, scratch, 1, &x, rows, &routing, bank, shared, &mut own, &mut out,
-            );
-            out
-        })
-    };
-    let members: Vec<[Vec<f32>; 3]> = std::thread::scope(|scope| {
-        let seats = Meeting::seats(&meeting, counts.iter().copied());
-        let members: Vec<_> = seats.into_iter().map(|seat| scope.spawn(|| run(seat))).collect();
-        members.into_iter().map(|member| member.join().unwrap()).collect()
-    });
-    std::array::from_fn(|round| members.iter().flat_map(|of| of[round].clone()).collect())
-}
-
-#[test]
-fn whoever_is_late_every_row_has_its_bits() {
-    let (nibbles, bytes) = (affine(4, 64, Float::Bf16), affine(8, 64, Float::Bf16));
-    // Each wants something else of the rows, and so may the shared expert.
-    let encodings = [
-        (nibbles, nibbles),
-        (bytes, nibbles),
-        (Encoding::Mxfp4, BF16),
-        (BF16, bytes),
-        (BF16, BF16),
-    ];
-    for (encoding, shared) in encodings {
-        let case = Case::new(SWIGLU, encoding).shared(shared, true);
-        let layer = Layer::new(&case, 7);
-        // The last are enough for tiles.
-        for counts in [&[5, 4][..], &[1, 6, 2], &[40, 33]] {
-            let inputs = Inputs::new(counts.iter().sum(), 8);
-            let mut pool = Pool::new(1);
-            let (want, _) =
-                run_op(machine::cpu::isa(), &mut pool, &case, &layer, &layer.bank, &inputs);
-            for late in 0..counts.len() {
-                for got in run_together(&case, &layer, &inputs, counts, late) {
-                    assert_same_bits(&got, &want);
-                }
-            }
         }
     }
 }
