@@ -26,17 +26,19 @@ fn what_a_message_says_of_thinking_opens_none() {
 
     // What must be an answer in JSON, or a call, is one.
     let asked = json!([{"role": "user", "content": "What does <think> mean?"}]);
-    let schema =
-        json!({"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]});
+    let schema = json!({"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+        "additionalProperties": false});
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema.clone()}});
-    let answer =
-        served.chat(&json!({"messages": asked, "response_format": format, "max_tokens": 400}));
+    let answer = served.chat(
+        &json!({"messages": asked, "response_format": format, "max_tokens": 400, "temperature": 0}),
+    );
     let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(serde_json::from_str::<Value>(content).unwrap()["x"].is_boolean(), "{answer}");
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": schema}}]);
     let answer = served.chat(
-        &json!({"messages": asked, "tools": tools, "tool_choice": "required", "max_tokens": 400}),
+        &json!({"messages": asked, "tools": tools, "tool_choice": "required", "max_tokens": 400,
+            "temperature": 0}),
     );
     assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "f");
 }
