@@ -176,7 +176,7 @@ fn checkpoint_hint(error: &checkpoint::Error) -> Option<String> {
         checkpoint::Error::OutOfRange { .. } | checkpoint::Error::ShortRead { .. } => {
             Some("the file is shorter than its header says: download it again".to_owned())
         }
-        checkpoint::Error::Json { .. } => {
+        checkpoint::Error::Json { .. } | checkpoint::Error::HeaderLength { .. } => {
             Some("if it was not edited, it is damaged: download it again".to_owned())
         }
         _ => None,

@@ -67,7 +67,7 @@ pub(crate) fn missing(folder: &Path) -> Result<Vec<String>> {
     }
     missing.extend(weights(folder)?.into_iter().filter(|name| !folder.join(name).is_file()));
     // Some models have no text; one whose tokenizer was there once, or is on its way, has. What is there and is no file is
-    // named by whoever reads it.
+    // reported when it is read.
     let tokenizer = folder.join(TOKENIZER);
     if is_present(&tokenizer) && !tokenizer.exists() {
         missing.push(TOKENIZER.to_owned());

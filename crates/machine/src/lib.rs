@@ -8,11 +8,11 @@
 pub mod amx;
 pub mod cpu;
 pub mod date;
+pub mod descriptors;
 pub mod disk;
 pub mod doctor;
 pub mod facts;
 pub mod file;
-pub mod files;
 pub mod memory;
 pub mod pages;
 pub mod probe;

@@ -222,7 +222,7 @@ fn listen(host: &str, port: u16) -> std::io::Result<TcpListener> {
 /// As many connections as are wanted, if the system lets the program have so many open.
 fn granted(connections: usize) -> usize {
     let wanted = connections as u64 + FILES;
-    match machine::files::ask_for(wanted) {
+    match machine::descriptors::ask_for(wanted) {
         Some(files) if files < wanted => {
             let fewer = files.saturating_sub(FILES).max(files / 4);
             tracing::warn!(

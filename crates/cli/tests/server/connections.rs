@@ -18,7 +18,7 @@ const PROMPT: Duration = Duration::from_secs(15);
 /// Whether this process may have so many connections, for some tests beside each other.
 fn can_open_many() -> bool {
     let wanted = 6 * CONNECTIONS as u64;
-    let files = machine::files::ask_for(wanted);
+    let files = machine::descriptors::ask_for(wanted);
     let can = files.is_none_or(|files| files >= wanted);
     if !can {
         println!("skipped: the system lets a program open {files:?} files, this needs {wanted}");

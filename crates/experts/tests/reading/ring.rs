@@ -67,7 +67,7 @@ fn read_twice(
         used += len;
     }
     check_bytes(wishes, &LENGTHS, &bytes);
-    // What was told is the listener's: nobody writes to it any more.
+    // Memory of a finished read belongs to the listener: no read writes to it any more.
     memory.fill(0xee);
     // What is refused again and again is given up after a while.
     wait_for_queue(&reader, expect);

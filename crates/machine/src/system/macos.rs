@@ -142,9 +142,10 @@ pub(crate) fn host_name() -> Option<String> {
 
 pub(crate) fn wake_promptly() {}
 
-/// The allocator gives back by itself what nobody uses.
+/// The allocator returns freed memory by itself.
 pub(crate) fn release_freed() {}
 
+/// The allocator returns large blocks by itself.
 pub(crate) fn return_large_blocks(_bytes: i32) {}
 
 pub(crate) fn forget_cached(_file: &File) -> std::io::Result<()> {

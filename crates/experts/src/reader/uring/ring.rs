@@ -1,6 +1,6 @@
 //! The ring and its system calls, each of which a device may make fail on purpose.
 //!
-//! The submission queue belongs to whoever holds the lock of the reader's state, the completion queue to the
+//! The submission queue belongs to the holder of the lock of the reader's state, the completion queue to the
 //! reaper. The reaper waits without the lock and submits nothing, and the kernel looks at the completion queue
 //! before it lets it sleep, so no completion is missed.
 
