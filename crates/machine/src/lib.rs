@@ -1,6 +1,6 @@
 //! This computer: cores and instruction sets, memory and its limits, huge pages, disk, and what day it is.
 //!
-//! Everything here asks the operating system and answers in plain numbers; only [`mod@thread`] and [`files`] tell it something.
+//! Everything here asks the operating system and answers in plain numbers; only [`mod@thread`] and [`mod@file`] tell it something.
 //! Nothing here knows about models, and nothing here decides what to do with an answer: `engine` plans,
 //! `compute` picks kernels.
 //! Invariant: a question that this system cannot answer gives `None` or a portable fallback, never a panic.
