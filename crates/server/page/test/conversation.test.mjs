@@ -2,10 +2,10 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { addMessage, adopt, adoptMessages, choose, chooseTo, dropMessage, exportText, importText, matches, mergeImported, newConversation, pathOf, requestMessages, titleOf, versionsOf } from '../src/conversation.js';
-import { chooseLayout, decodeBits } from '../src/grid.js';
-import { explainContext } from '../src/message.js';
-import { parseNumber, requestFields } from '../src/settings.js';
+import { addMessage, adopt, adoptMessages, choose, chooseTo, dropMessage, exportText, importText, matches, mergeImported, newConversation, pathOf, requestMessages, titleOf, versionsOf } from '../conversation.js';
+import { chooseLayout, decodeBits } from '../grid.js';
+import { explainContext } from '../message.js';
+import { parseNumber, requestFields } from '../settings.js';
 
 function sample() {
   const conversation = newConversation('be brief');

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { formatDrafts } from '../src/format.js';
+import { formatDrafts } from '../format.js';
 
 test('drafts say what they gained, if they did', () => {
   const check = (acceptance, gain, expect) => assert.equal(formatDrafts({ acceptance, gain }), expect);

@@ -2,9 +2,9 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { highlight } from '../src/highlight.js';
-import { parseInline, plainText, safeUrl } from '../src/inline.js';
-import { MarkdownStream, parseMarkdown } from '../src/markdown.js';
+import { highlight } from '../highlight.js';
+import { parseInline, plainText, safeUrl } from '../inline.js';
+import { MarkdownStream, parseMarkdown } from '../markdown.js';
 
 /** A tree as short text: `p(one em(two))`. */
 function sketch(nodes) {

@@ -1,6 +1,6 @@
 // A stand-in for the server, to develop and test the page with: speaks the same API with an invented model.
 //
-//   node webui/test/server.mjs [--port 8090] [--dir crates/server/page] [--speed 60] [--shape 40x256x8] [--mode streaming]
+//   node crates/server/page/test/server.mjs [--port 8090] [--speed 60] [--shape 40x256x8] [--mode streaming]
 //
 // What it answers depends on words in the last message (see ANSWERS). `POST /mock` with {"loading", "key", "busy", "down"}
 // puts it into the states the page has to survive. It never stands in for the real server in tests of the server.
@@ -92,8 +92,7 @@ const options = Object.fromEntries(process.argv.slice(2).join(' ').split('--').f
 const [LAYERS, EXPERTS, PER_TOKEN] = (options.shape ?? '40x256x8').split('x').map(Number);
 const MODE = options.mode ?? 'streaming';
 const SLOTS = MODE === 'resident' ? LAYERS * EXPERTS : Math.round(LAYERS * EXPERTS * 0.27);
-const here = dirname(fileURLToPath(import.meta.url));
-const folder = options.dir ?? join(here, '..', '..', 'crates', 'server', 'page');
+const folder = join(dirname(fileURLToPath(import.meta.url)), '..');
 const speed = Number(options.speed ?? 60);
 const machine = { active: 0, prefilling: 0, decoded: 0, prefilled: 0, cached: new Map() };
 const resident = new Uint8Array(LAYERS * EXPERTS);

@@ -17,6 +17,15 @@ import { mishaps } from './mishaps.mjs';
 import { ask, browser, count, fillStorage, lastAnswer, mockUrl, noOverflow, onMock, picture, ready, realUrl, setMock, settings, settled, slowDown, STORY, visit } from './visitor.mjs';
 
 const checks = [
+  ['the modules are asked for once each, and none waits for another', async () => {
+    const visitor = await visit(realUrl);
+    const modules = await visitor.page.evaluate(() => performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('.js')).map(({ name, startTime, responseEnd }) => ({ name, startTime, responseEnd })));
+    assert.equal(modules.length, new Set(modules.map(({ name }) => name)).size);
+    const main = modules.find(({ name }) => name.endsWith('/main.js'));
+    for (const { name, startTime } of modules) assert.ok(startTime <= main.responseEnd, `${name} is asked for after main.js has come`);
+    await visitor.done();
+  }],
+
   ['an answer streams, with its figures', async () => {
     const visitor = await visit(realUrl);
     const { page } = visitor;

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { EventParser, readEvents } from '../src/sse.js';
+import { EventParser, readEvents } from '../sse.js';
 
 function events(...pieces) {
   const parser = new EventParser();
