@@ -1,13 +1,13 @@
-// The server's interface: requests with the key, errors with their facts, answers as events.
+// The server's API: requests with the key, errors with their facts, answers as events.
 //
 // Addresses are relative to the page, so that it also works below a path of a reverse proxy. Does not retry:
-// whoever asks decides. The key lives in sessionStorage and goes to no other origin.
+// callers do. The key is kept in sessionStorage and is sent to no other origin.
 
 import { readEvents } from './sse.js';
 
 const KEY_NAME = 'millstream.key';
 
-/** An answer that is not what was asked for. `status` 0: the server cannot be reached. */
+/** A failed request. `status` 0: the server cannot be reached. */
 export class ApiError extends Error {
   constructor(status, { message, code = '', type = '', retryAfter = null }) {
     super(message);
@@ -18,17 +18,17 @@ export class ApiError extends Error {
   }
 }
 
-/** The key of this tab, or an empty text. */
+/** The API key of this tab, or an empty string. */
 export function apiKey() {
   return sessionStorage.getItem(KEY_NAME) ?? '';
 }
 
-/** Keeps the key until the tab is closed. */
+/** Keeps the API key until the tab is closed. */
 export function setApiKey(key) {
   sessionStorage.setItem(KEY_NAME, key);
 }
 
-/** Sends a request; anything but success, or one of `accept`, throws an ApiError. */
+/** Sends a request; any status but success and those in `accept` throws an ApiError. */
 export async function request(path, { method = 'GET', body, headers = {}, signal, accept = [] } = {}) {
   const sent = { ...headers };
   if (apiKey()) sent.Authorization = `Bearer ${apiKey()}`;
@@ -47,18 +47,18 @@ export async function request(path, { method = 'GET', body, headers = {}, signal
   throw await errorOf(response);
 }
 
-/** A request whose answer is JSON. */
+/** A request whose response is JSON. */
 export async function requestJson(path, options) {
   const response = await request(path, options);
   try {
     return await response.json();
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new ApiError(response.status, { message: 'The server sent something that is not JSON.' });
+    throw new ApiError(response.status, { message: 'The server’s response is not JSON.' });
   }
 }
 
-/** Asks for a chat completion and yields { kind: 'progress' | 'chunk' } as they come. Ends with `[DONE]`; a stream that breaks off throws. */
+/** Requests a chat completion and yields { kind: 'progress' | 'chunk', value }. Ends with `[DONE]`; a stream that ends before throws. */
 export async function* chat(body, signal) {
   const response = await request('v1/chat/completions', {
     method: 'POST', signal, headers: { 'X-Prefill-Progress': '1', Accept: 'text/event-stream' },
@@ -74,9 +74,9 @@ export async function* chat(body, signal) {
     }
   } catch (error) {
     if (error.name === 'AbortError' || error instanceof ApiError) throw error;
-    throw new ApiError(0, { message: 'The connection broke off in the middle of the answer.' });
+    throw new ApiError(0, { message: 'The connection was lost during the answer.' });
   }
-  throw new ApiError(0, { message: 'The answer broke off: the server closed the connection.' });
+  throw new ApiError(0, { message: 'The answer is incomplete: the server closed the connection.' });
 }
 
 async function errorOf(response) {
@@ -86,7 +86,7 @@ async function errorOf(response) {
     const body = await response.json();
     error = typeof body.error === 'object' && body.error !== null ? body.error : {};
   } catch {
-    // An error from something between the page and the server: the status has to do.
+    // Not an error of the server, but of a proxy before it: only the status is known.
   }
   return new ApiError(response.status, {
     message: typeof error.message === 'string' ? error.message : `The server answered with status ${response.status}.`,

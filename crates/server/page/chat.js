@@ -1,7 +1,7 @@
-// The chat: the messages of the open conversation, the field below them, and the answers being made.
+// The chat: the messages of the open conversation, the message field, and the answers being generated.
 //
-// Every change of a conversation by the user goes through here. Answers go on in the background when another conversation
-// is opened; their views come back with it.
+// Every change of a conversation by the user goes through here. Answers continue in the background when another
+// conversation is opened; their views return with it.
 
 import { addMessage, childrenOf, choose, chooseTo, dropMessage, newConversation, pathOf, requestMessages } from './conversation.js';
 import { byId, composing, copyText, icon, make } from './dom.js';
@@ -15,7 +15,7 @@ const NEAR_END_PX = 90;
 const SAVE_EVERY_MS = 2_000;
 const SUGGESTIONS = ['Tell me a story about a fox and a lantern', 'What is 48 + 27?', 'Explain in three sentences what a mixture of experts is', 'Write a Python function that reverses a list, with a test'];
 
-/** Shows a conversation and takes part in it. */
+/** Shows a conversation, sends messages and receives answers. */
 export class Chat {
   constructor({ library, settings, connection, opened, changed, openSettings, askKey }) {
     Object.assign(this, { library, settings, connection, opened, changed, openSettings, askKey });
@@ -52,7 +52,7 @@ export class Chat {
     this.input.addEventListener('input', () => this.resize());
     byId('stop').addEventListener('click', () => this.stop());
     byId('jump').addEventListener('click', () => {
-      // The button goes; the field would open the keyboard of a touch screen.
+      // The button is hidden now; focusing the field would open the keyboard of a touch screen.
       this.scroll.focus();
       this.toEnd();
     });
@@ -67,7 +67,7 @@ export class Chat {
     }, 1_000);
   }
 
-  /** The answer being made in the open conversation, or null. */
+  /** The answer being generated in the open conversation, or null. */
   generation() {
     return (this.conversation && this.generations.get(this.conversation.id)) ?? null;
   }
@@ -96,7 +96,7 @@ export class Chat {
     this.controls();
   }
 
-  /** Another tab has changed a conversation: shows what is new, and stays with the answer being made here. */
+  /** Another tab has changed a conversation: shows the changes, and keeps the answer being generated here in view. */
   changedElsewhere(id) {
     const running = this.generations.get(id);
     if (running) chooseTo(running.conversation, running.message);
@@ -116,57 +116,57 @@ export class Chat {
     };
     return make('div', { class: 'welcome' },
       make('img', { src: 'icon.svg', alt: '', width: '72', height: '72' }),
-      make('p', { class: 'hello' }, 'What shall we grind?'),
-      make('p', { class: 'soft' }, 'Everything stays here: the model runs on this server, the conversations are kept in this browser.'),
+      make('p', { class: 'hello' }, 'Ask the model something'),
+      make('p', { class: 'soft' }, 'The model runs on this server. Conversations are stored in this browser only.'),
       make('ul', { class: 'suggestions' }, ...SUGGESTIONS.map((text) => make('li', {}, make('button', { type: 'button', onclick: choose(text) }, text)))));
   }
 
   actions() {
     return {
       copy: (text, button) => this.copied(text, button),
-      edit: (message, text) => this.say(message.parent, text),
+      edit: (message, text) => this.addQuestion(message.parent, text),
       regenerate: (message) => this.answer(message.parent),
       retry: (message) => this.retry(message),
       show: (message, step) => this.show(message, step),
       restart: (message) => this.restart(message),
       results: (message, texts) => this.results(message, texts),
       contextLength: () => this.connection.contextLength,
-      writtenElsewhere: (conversation) => this.library.busyElsewhere.has(conversation.id),
+      generatedElsewhere: (conversation) => this.library.busyElsewhere.has(conversation.id),
     };
   }
 
-  /** Whether an answer is being made in the open conversation; if so, says what to do. */
-  occupied() {
+  /** Whether an answer is being generated in the open conversation; if so, asks the user to stop it. */
+  isBusy() {
     if (this.generation()) toast('Stop the answer first.');
     return this.generation() !== null;
   }
 
-  /** Sends what is in the field. */
+  /** Sends the text of the message field. */
   send() {
     const text = this.input.value;
-    if (!text.trim() || this.occupied()) return;
+    if (!text.trim() || this.isBusy()) return;
     if (this.connection.state === 'locked') {
       this.askKey();
       return;
     }
     if (this.connection.state !== 'ready') {
-      toast(this.connection.state === 'loading' ? 'The model is still being loaded.' : 'The server is not there yet.');
+      toast(this.connection.state === 'loading' ? 'The model is still loading.' : 'The server cannot be reached yet.');
       return;
     }
     const last = this.conversation ? pathOf(this.conversation).at(-1) : null;
-    if (this.say(last?.id ?? null, text)) {
+    if (this.addQuestion(last?.id ?? null, text)) {
       this.input.value = '';
       this.resize();
     }
   }
 
-  /** Adds a message of the user below `parent` and asks for an answer. */
-  say(parent, text) {
-    if (this.occupied() || !this.fields()) return false;
-    const fresh = !this.conversation;
-    if (fresh) this.conversation = newConversation(this.settings.system);
+  /** Adds a user message below `parent` and requests an answer. */
+  addQuestion(parent, text) {
+    if (this.isBusy() || !this.fields()) return false;
+    const isNew = !this.conversation;
+    if (isNew) this.conversation = newConversation(this.settings.system);
     const message = addMessage(this.conversation, parent, { role: 'user', content: text });
-    if (fresh) {
+    if (isNew) {
       this.library.conversations.set(this.conversation.id, this.conversation);
       this.opened(this.conversation);
     }
@@ -174,19 +174,19 @@ export class Chat {
     return true;
   }
 
-  /** Asks for an answer below `parent`, beside those that are there. */
+  /** Requests an answer below `parent`, as a new version next to earlier ones. */
   answer(parent) {
     const fields = this.fields();
-    if (!fields || this.occupied()) return;
+    if (!fields || this.isBusy()) return;
     const { conversation } = this;
     const message = addMessage(conversation, parent, { role: 'assistant', pending: true });
     const body = { model: this.connection.model ?? 'default', messages: requestMessages(conversation, message.id), ...fields };
-    const generation = new Generation(conversation, message, body, (running, change) => this.heard(running, change));
+    const generation = new Generation(conversation, message, body, (running, change) => this.generationChanged(running, change));
     this.generations.set(conversation.id, generation);
     this.follow = true;
     this.render();
     this.toEnd();
-    // The control that asked may be gone. On a touch screen the focus would open the keyboard.
+    // The control that had the focus may be gone. On a touch screen, focusing the field would open the keyboard.
     if (document.activeElement === document.body && matchMedia('(hover: hover)').matches) this.input.focus();
     this.library.save(conversation);
     this.changed(conversation);
@@ -194,9 +194,9 @@ export class Chat {
     generation.run();
   }
 
-  /** Answers again in place of a failed attempt that brought nothing, else beside it. */
+  /** Requests an answer again: in place of a failed attempt without content, otherwise as a new version. */
   retry(message) {
-    if (this.occupied()) return;
+    if (this.isBusy()) return;
     const bare = !message.content && !message.calls?.length && childrenOf(this.conversation, message.id).length === 0;
     if (bare) dropMessage(this.conversation, message);
     this.answer(message.parent);
@@ -210,7 +210,7 @@ export class Chat {
   }
 
   results(message, texts) {
-    if (this.occupied()) return;
+    if (this.isBusy()) return;
     let parent = message.id;
     message.calls.forEach((call, index) => {
       parent = addMessage(this.conversation, parent, { role: 'tool', call: call.id, content: texts[index] }).id;
@@ -219,7 +219,7 @@ export class Chat {
   }
 
   show(message, step) {
-    if (!message || this.occupied()) return;
+    if (!message || this.isBusy()) return;
     choose(this.conversation, message);
     this.render();
     this.library.save(this.conversation);
@@ -228,13 +228,13 @@ export class Chat {
     (button?.disabled ? buttons[step < 0 ? 1 : 0] : button)?.focus();
   }
 
-  /** Another answer to the last question. */
+  /** Requests another answer to the last user message. */
   regenerateLast() {
     const last = this.conversation && pathOf(this.conversation).findLast((message) => message.role === 'assistant');
     if (last) this.answer(last.parent);
   }
 
-  /** Ends the answer being made; says whether there was one. */
+  /** Stops the answer being generated; returns whether there was one. */
   stop() {
     const running = this.generation();
     running?.stop();
@@ -245,14 +245,14 @@ export class Chat {
     try {
       return requestFields(this.settings);
     } catch (error) {
-      toast(`The settings cannot be used: ${error.message}.`, { action: 'Open settings', onaction: () => this.openSettings() });
+      toast(`The settings are not valid: a value ${error.message}.`, { action: 'Open settings', onaction: () => this.openSettings() });
       return null;
     }
   }
 
-  heard(running, change) {
+  generationChanged(running, change) {
     const { conversation } = running;
-    // A conversation that was deleted meanwhile would come back.
+    // Saving would restore a conversation that was deleted meanwhile.
     const save = () => this.library.get(conversation.id) === conversation && this.library.save(conversation);
     if (change === 'done') {
       this.generations.delete(conversation.id);
@@ -287,7 +287,7 @@ export class Chat {
     if (this.follow) this.toEnd();
   }
 
-  // One drawing a frame, however fast tokens come.
+  // At most one redraw per frame, however fast tokens arrive.
   redraw() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -306,7 +306,7 @@ export class Chat {
     const focused = document.activeElement;
     byId('send').hidden = running;
     byId('stop').hidden = !running;
-    // A button that disappears under the focus hands it on.
+    // When the focused button is hidden, the focus moves to its replacement.
     if (focused === byId('send') && running) byId('stop').focus();
     else if (focused === byId('stop') && !running) this.input.focus();
     this.holder.classList.toggle('busy', running);
@@ -314,11 +314,11 @@ export class Chat {
     const stats = path.findLast((message) => message.stats?.promptTokens !== undefined)?.stats;
     const limit = this.connection.contextLength;
     const used = stats ? stats.promptTokens + (stats.tokens ?? 0) : 0;
-    byId('context').textContent = used && limit ? `${formatCount(used)} of ${formatCount(limit)} tokens of context` : '';
+    byId('context').textContent = used && limit ? `${formatCount(used)} of ${formatCount(limit)} context tokens` : '';
     byId('context').classList.toggle('nearly', Boolean(limit) && used > limit * 0.85);
   }
 
-  // Only going up says that the reader wants to stay; a text that grows does not.
+  // Only scrolling up stops following the end; growth of the text does not.
   scrolled() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroll;
     const left = scrollHeight - scrollTop - clientHeight;

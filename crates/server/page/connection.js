@@ -1,7 +1,7 @@
-// Whether the server is there: asks /health and says how things stand.
+// The state of the server, polled from /health.
 //
-// States: connecting, loading (the model is being read), locked (a key is needed), gone, ready. It asks often while
-// something is wrong and seldom while all is well, and not at all in a hidden tab.
+// States: connecting, loading (the model is being read), locked (a key is required), gone, ready. Polls often while the
+// server is not ready, seldom while it is, and not at all in a hidden tab.
 
 import { request, requestJson } from './api.js';
 
@@ -9,7 +9,7 @@ const READY_INTERVAL_MS = 20_000;
 const LOADING_INTERVAL_MS = 1_000;
 const GONE_INTERVALS_MS = [1_000, 2_000, 4_000, 8_000, 15_000];
 
-/** Watches the server and tells `changed(connection)` about every change of state. */
+/** Watches the server and calls `changed(connection)` at every change of state. */
 export class Connection {
   constructor(changed) {
     this.changed = changed;
@@ -27,7 +27,7 @@ export class Connection {
     });
   }
 
-  /** Asks now; several calls at once ask once. */
+  /** Polls now; concurrent calls share one request. */
   check() {
     this.checking ??= this.ask().finally(() => {
       this.checking = null;
@@ -57,7 +57,7 @@ export class Connection {
     }
   }
 
-  /** An answer was refused for want of the key: /health is open to all and would not say so. */
+  /** A request was refused without a valid key, which /health, open without one, does not show. */
   lock() {
     clearTimeout(this.timer);
     this.become('locked', 0);

@@ -10,7 +10,7 @@ const ROLES = new Set(['user', 'assistant', 'tool']);
 const ROOT = '';
 const ID = /^[\w-]{1,64}$/;
 
-/** A new name for something. */
+/** A random id. */
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(9));
   return Array.from(bytes, (byte) => byte.toString(36).padStart(2, '0')).join('');
@@ -71,13 +71,13 @@ export function chooseTo(conversation, message) {
   for (let at = message; at; at = conversation.messages.find((other) => other.id === at.parent)) choose(conversation, at);
 }
 
-/** Takes a message out, also of what other tabs and the store have: `adoptMessages` would bring it back. */
+/** Removes a message, also from the copies of other tabs and the store, from which `adoptMessages` would restore it. */
 export function dropMessage(conversation, message) {
   conversation.messages = conversation.messages.filter((other) => other !== message);
   conversation.dropped = [...(conversation.dropped ?? []), message.id];
 }
 
-/** Adds the messages that another copy of the conversation has, and what is further along there. */
+/** Merges in another copy of the conversation: messages that are new there, and longer versions of pending ones. */
 export function adoptMessages(conversation, other) {
   const dropped = new Set([...(conversation.dropped ?? []), ...(other.dropped ?? [])]);
   if (dropped.size) conversation.dropped = [...dropped];
@@ -85,7 +85,7 @@ export function adoptMessages(conversation, other) {
   for (const message of other.messages) {
     const mine = known.get(message.id);
     if (!mine) conversation.messages.push(message);
-    else if (isFurther(message, mine)) {
+    else if (isLonger(message, mine)) {
       delete mine.pending;
       Object.assign(mine, message);
     }
@@ -94,15 +94,15 @@ export function adoptMessages(conversation, other) {
   conversation.choice = { ...other.choice, ...conversation.choice };
 }
 
-/** Takes over a newer copy of the conversation; its messages stay the same objects. */
+/** Merges in a newer copy of the conversation; its messages stay the same objects. */
 export function adopt(conversation, newer) {
   const { title, renamed, updated, system, choice } = newer;
   adoptMessages(conversation, newer);
   Object.assign(conversation, { title, renamed, updated, system, choice: { ...conversation.choice, ...choice } });
 }
 
-// Only a message that is being written changes, and only in the tab that writes it: whoever has more of it is ahead.
-function isFurther(message, mine) {
+// Only a message that is being generated changes, and only in the tab that generates it: the longer copy is newer.
+function isLonger(message, mine) {
   const length = ({ content, reasoning = '', calls = [] }) => content.length + reasoning.length + JSON.stringify(calls).length;
   return Boolean(mine.pending) && (!message.pending || length(message) > length(mine));
 }
@@ -111,7 +111,7 @@ function isFurther(message, mine) {
 export function titleOf(text) {
   const line = text.trim().split('\n').find((part) => part.trim() !== '') ?? '';
   const words = line.replace(/[#*`>_]/g, '').replace(/\s+/g, ' ').trim();
-  // Whole characters: half an emoji is none.
+  // Cut between characters, never inside an emoji.
   const characters = [...words];
   if (characters.length <= 60) return words || 'Untitled';
   const cut = characters.slice(0, 60).join('');
@@ -119,7 +119,7 @@ export function titleOf(text) {
   return `${(space > 30 ? cut.slice(0, space) : cut).trimEnd()}…`;
 }
 
-/** Whether every word of a query occurs in the conversation. */
+/** Whether every word of the query occurs in the conversation. */
 export function matches(conversation, query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   if (words.length === 0) return true;
@@ -127,7 +127,7 @@ export function matches(conversation, query) {
   return words.every((word) => text.includes(word));
 }
 
-/** What the API gets: the chosen path down to (and without) `until`. */
+/** The messages of a request: the chosen path up to, and without, `until`. */
 export function requestMessages(conversation, until = null) {
   const out = conversation.system.trim() ? [{ role: 'system', content: conversation.system }] : [];
   for (const message of pathOf(conversation)) {
@@ -151,7 +151,7 @@ export function exportText(conversations) {
   return `${JSON.stringify({ format: FILE_FORMAT, version: FILE_VERSION, exported: new Date().toISOString(), conversations }, null, 1)}\n`;
 }
 
-/** Reads a file's text. Throws an Error with a sentence for the user; returns checked copies of what is in it. */
+/** Reads the text of an export file; returns checked copies of its conversations. Throws an Error with a message for the user. */
 export function importText(text) {
   let file;
   try {
@@ -165,7 +165,7 @@ export function importText(text) {
   return file.conversations.map((conversation, index) => checkConversation(conversation, `conversation ${index + 1}`));
 }
 
-/** Merges imported conversations into those that are there: equal ones are skipped, changed ones become copies. Returns what to add. */
+/** The imported conversations to add to the existing ones: equal ones are skipped, changed ones become copies. */
 export function mergeImported(existing, imported) {
   const known = new Map(existing.map((conversation) => [conversation.id, canonical(conversation)]));
   const added = [];
@@ -179,7 +179,7 @@ export function mergeImported(existing, imported) {
   return added;
 }
 
-/** What is said in a conversation, whatever order its fields have. */
+/** The content of a conversation as a string that does not depend on the order of its fields. */
 function canonical({ messages, system, title }) {
   return JSON.stringify({ messages, system, title }, (_, value) => (isObject(value) ? Object.fromEntries(Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1))) : value));
 }
@@ -190,7 +190,7 @@ function isObject(value) {
 
 function text(value, where, optional = false) {
   if (optional && (value === undefined || value === null)) return '';
-  if (typeof value !== 'string') throw new Error(`${where} is not a text`);
+  if (typeof value !== 'string') throw new Error(`${where} is not a string`);
   return value;
 }
 
@@ -204,8 +204,8 @@ function checkConversation(raw, where) {
   const ids = new Set();
   const messages = raw.messages.map((message, index) => {
     const checked = checkMessage(message, `message ${index + 1} of ${where}`);
-    if (checked.parent !== null && !ids.has(checked.parent)) throw new Error(`message ${index + 1} of ${where} answers a message that is not there`);
-    if (ids.has(checked.id)) throw new Error(`message ${index + 1} of ${where} has the name of another`);
+    if (checked.parent !== null && !ids.has(checked.parent)) throw new Error(`message ${index + 1} of ${where} has a parent that is missing before it`);
+    if (ids.has(checked.id)) throw new Error(`message ${index + 1} of ${where} has the id of another message`);
     ids.add(checked.id);
     return checked;
   });

@@ -71,7 +71,7 @@ export function iconButton(name, label, onclick, attrs = {}) {
   return make('button', { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick, ...attrs }, icon(name));
 }
 
-/** Whether a key belongs to an input method that is still composing. Safari says so by the number only. */
+/** Whether a key event belongs to an input method that is still composing. Safari shows it by the key code only. */
 export function composing(event) {
   return event.isComposing || event.keyCode === 229;
 }
@@ -109,7 +109,7 @@ function patchNode(dom, before, after) {
   patchNodes(dom, before.children, after.children);
 }
 
-// The parser makes only these; a second look costs nothing.
+// The parser makes only these; the check here is a second line of defence.
 function setAttribute(element, name, value) {
   if (!ATTRIBUTES.has(name)) return;
   if (name === 'href' && !safeUrl(value)) return;
@@ -126,7 +126,7 @@ export function themeColour(property) {
   return colour;
 }
 
-/** Copies a text; says whether it worked. Without a secure context there is only the old way. */
+/** Copies a text; returns whether it worked. Without a secure context only `execCommand` is there. */
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -144,7 +144,7 @@ export async function copyText(text) {
   }
 }
 
-/** Hands a text to the browser as a download. */
+/** Downloads a text as a JSON file. */
 export function download(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: 'application/json' }));
   make('a', { href: url, download: name }).click();

@@ -1,4 +1,4 @@
-// Numbers and times as words: how the page writes bytes, rates and dates.
+// How the page writes numbers, bytes, rates and dates.
 //
 // Bytes are decimal, as everywhere in Millstream (1 GB is 10⁹ bytes).
 
@@ -10,7 +10,7 @@ export function formatCount(value) {
   return count.format(Math.round(value));
 }
 
-/** A number of bytes with three digits or so. */
+/** A number of bytes with about three digits. */
 export function formatBytes(bytes) {
   if (!Number.isFinite(bytes)) return '–';
   let value = Math.max(0, bytes);
@@ -34,7 +34,7 @@ export function formatShare(share) {
   return `${percent > 0 && percent < 9.95 ? percent.toFixed(1) : Math.round(percent)} %`;
 }
 
-/** What came of drafted tokens: how many were right, and what that gained. */
+/** The share of drafted tokens that were accepted, and the speedup. */
 export function formatDrafts({ acceptance, gain }) {
   const right = `${formatShare(acceptance)} accepted`;
   return gain >= 1.05 ? `${right}, ${gain.toFixed(1)}× faster` : right;

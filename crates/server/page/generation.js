@@ -1,13 +1,13 @@
-// One answer being made: asks the server, fills the message, tells whoever watches.
+// One answer being generated: sends the request, fills the message, reports changes.
 //
-// It goes on when the user looks at another conversation. A busy server (503) is asked again when it says so; every
-// other failure ends the answer with its facts in `message.error`. Whatever had come is kept.
+// It continues while another conversation is open. A busy server (503) is retried after its Retry-After; every
+// other failure ends the answer with its facts in `message.error`. The text received until then is kept.
 
 import { ApiError, chat } from './api.js';
 
 const BUSY_RETRIES_MAX = 20;
 
-/** Runs a request and writes into `message`. `watch(generation, change)` hears 'state' | 'content' | 'reasoning' | 'calls' | 'done'. */
+/** Runs a request and writes into `message`. `watch(generation, change)` is called with 'state' | 'content' | 'reasoning' | 'calls' | 'done'. */
 export class Generation {
   constructor(conversation, message, body, watch) {
     this.conversation = conversation;
@@ -26,7 +26,7 @@ export class Generation {
     this.thinkingSince = null;
   }
 
-  /** Ends the answer where it is. */
+  /** Stops the answer; the text so far is kept. */
   stop() {
     this.abort.abort();
   }

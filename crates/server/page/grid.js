@@ -1,7 +1,7 @@
-// The expert grid: one square an expert, one band a layer; squares glow when used and flash when read.
+// The expert grid: one square per expert, one band per layer; squares glow when used and flash when read.
 //
-// Pixels are written straight into an image, so that ten thousand squares cost less than a millisecond. The loop runs only
-// while something glows. The one invariant: squares shown as resident are the bits the server sent last.
+// Pixels are written directly into an image, so that ten thousand squares cost less than a millisecond. The loop runs only
+// while a square glows. The one invariant: squares shown as resident are the bits the server sent last.
 
 import { themeColour } from './dom.js';
 import { formatCount, formatShare, plural } from './format.js';
@@ -19,7 +19,7 @@ const SPACE_PX = 3;
 /** Few experts do not make huge squares. */
 const COLUMNS_MIN = 14;
 
-/** Decodes a bitset, least significant bit first, into one byte an expert. */
+/** Decodes a bitset, least significant bit first, into one byte per expert. */
 export function decodeBits(text, count) {
   const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
   const bits = new Uint8Array(count);
@@ -27,7 +27,7 @@ export function decodeBits(text, count) {
   return bits;
 }
 
-/** Where squares go, in device pixels: layers may take several rows each, so that squares become as large as the place allows. */
+/** Where squares go, in device pixels: layers may take several rows each, so that squares become as large as the space allows. */
 export function chooseLayout(layers, experts, width, heightMax) {
   let best = null;
   for (let rows = 1; rows <= 64 && rows <= experts; rows += 1) {
@@ -38,7 +38,7 @@ export function chooseLayout(layers, experts, width, heightMax) {
     if (!best || Math.min(across, down) > Math.min(best.across, best.down)) best = { across, down, rows, columns, band: rows * down + space };
   }
   if (best.down < 1 || best.across < 1) {
-    // Nothing fits: one pixel a square, as tall as it gets.
+    // No layout fits: one pixel per square, with as many rows as that takes.
     const columns = Math.max(1, Math.min(experts, Math.floor(width)));
     const rows = Math.ceil(experts / columns);
     best = { across: 1, down: 1, rows, columns, band: rows + 1 };
@@ -47,7 +47,7 @@ export function chooseLayout(layers, experts, width, heightMax) {
   return { ...best, gap: size >= 12 ? 3 : size >= 7 ? 2 : size >= 3 ? 1 : 0 };
 }
 
-/** Draws the grid on a canvas and answers questions about single experts. */
+/** Draws the grid on a canvas, with a tooltip for single experts. */
 export class ExpertGrid {
   constructor(canvas, tooltip, heightMax) {
     this.canvas = canvas;
@@ -69,7 +69,7 @@ export class ExpertGrid {
     }).observe(canvas.parentElement);
   }
 
-  /** Sets the number of layers and experts, and forgets everything. */
+  /** Sets the number of layers and experts, and resets all counts. */
   shape(layers, experts) {
     const count = layers * experts;
     this.valid = Number.isInteger(count) && count > 0 && count <= CELLS_MAX;
@@ -111,7 +111,7 @@ export class ExpertGrid {
     this.wake();
   }
 
-  /** The state in words. */
+  /** The state as a text. */
   summary() {
     if (!this.valid) return '';
     const total = this.layers * this.experts;
@@ -119,12 +119,12 @@ export class ExpertGrid {
     let busiest = 0;
     for (let cell = 1; cell < total; cell += 1) if (this.hits[cell] > this.hits[busiest]) busiest = cell;
     const kept = resident === total ? `All ${formatCount(total)} experts are in memory.` : `${formatCount(resident)} of ${formatCount(total)} experts (${formatShare(resident / total)}) are in memory.`;
-    const used = this.lastBeat.hits || this.lastBeat.reads ? ` Just now: ${plural(this.lastBeat.hits, 'use')} of an expert${resident === total ? '' : `, ${plural(this.lastBeat.reads, 'read')} from the disk`}.` : ' Nothing is computed at the moment.';
-    const most = this.hits[busiest] ? ` Busiest so far: layer ${Math.floor(busiest / this.experts)}, expert ${busiest % this.experts}, with ${plural(this.hits[busiest], 'use')}.` : '';
+    const used = this.lastBeat.hits || this.lastBeat.reads ? ` Latest update: ${plural(this.lastBeat.hits, 'expert use')}${resident === total ? '' : `, ${plural(this.lastBeat.reads, 'disk read')}`}.` : ' No expert is in use.';
+    const most = this.hits[busiest] ? ` Most used so far: layer ${Math.floor(busiest / this.experts)}, expert ${busiest % this.experts} (${plural(this.hits[busiest], 'use')}).` : '';
     return kept + used + most;
   }
 
-  /** Takes the colours of the theme again. */
+  /** Reads the colours of the theme again. */
   restyle() {
     const colour = (name) => themeColour(name).match(/[\d.]+/g).slice(0, 3).map(Number);
     this.colours = { back: colour('--panel-well'), absent: colour('--grid-absent'), resident: colour('--grid-resident'), glow: colour('--grid-glow'), flash: colour('--grid-flash') };
@@ -167,11 +167,11 @@ export class ExpertGrid {
   point(cell) {
     if (cell === this.pointed) return;
     this.pointed = cell;
-    this.tell();
+    this.updateTooltip();
     this.paint();
   }
 
-  tell() {
+  updateTooltip() {
     const { pointed, tooltip } = this;
     tooltip.hidden = pointed < 0;
     if (pointed < 0) return;
@@ -225,7 +225,7 @@ export class ExpertGrid {
     }
     this.queue.splice(0, due);
     this.paint();
-    if (this.pointed >= 0) this.tell();
+    if (this.pointed >= 0) this.updateTooltip();
     // With reduced motion a beat's squares stay lit until the next beat.
     if (this.queue.length || ((alive || due) && !this.still.matches)) this.wake();
   }

@@ -1,30 +1,30 @@
-// The conversations of this browser: in memory, written through to the store, and in step with other tabs.
+// The conversations of this browser: in memory, written through to the store, and synchronized with other tabs.
 //
-// The one invariant: a conversation that cannot be written is kept in memory and the user is told. A conversation stays
-// the same object however often other tabs change it, so whoever writes into it goes on.
+// The one invariant: a conversation that cannot be stored stays in memory, and the user is told. A conversation stays
+// the same object however often other tabs change it, so an answer being generated continues in it.
 
 import { adopt, adoptMessages, exportText, importText, mergeImported } from './conversation.js';
 import { isFull, openStore } from './store.js';
 
-/** Opens, changes and finds conversations. `changed(id)` is called after changes from another tab; `busy(id)` says whether this tab writes an answer. */
+/** Opens, changes and finds conversations. `changed(id)` is called after changes from another tab; `busy(id)` says whether this tab is generating an answer. */
 export class Library {
   constructor({ changed, failed, busy }) {
     Object.assign(this, { changed, failed, busy });
     this.conversations = new Map();
-    /** Conversations in which another tab writes an answer. */
+    /** Conversations in which another tab is generating an answer. */
     this.busyElsewhere = new Set();
     this.store = null;
     this.channel = typeof BroadcastChannel === 'function' ? new BroadcastChannel('millstream') : null;
     if (this.channel) this.channel.onmessage = (event) => this.fromOtherTab(event.data);
   }
 
-  /** Reads what the browser keeps; says whether it keeps anything beyond this tab. */
+  /** Reads the stored conversations; returns whether they outlast this tab. */
   async open() {
     this.store = await openStore();
     try {
       for (const conversation of await this.store.all()) this.conversations.set(conversation.id, conversation);
     } catch (error) {
-      this.failed('The conversations of this browser could not be read.', error);
+      this.failed('The conversations stored in this browser could not be read.', error);
     }
     return this.store.persistent;
   }
@@ -38,7 +38,7 @@ export class Library {
     return this.conversations.get(id) ?? null;
   }
 
-  /** Keeps a conversation as it is now, and with it what other tabs have added. */
+  /** Stores a conversation as it is now, merged with additions by other tabs. */
   async save(conversation) {
     this.conversations.set(conversation.id, conversation);
     try {
@@ -46,18 +46,18 @@ export class Library {
         if (kept) adoptMessages(conversation, kept);
         return conversation;
       });
-      this.tell(conversation.id, this.busy(conversation.id));
+      this.notifyTabs(conversation.id, this.busy(conversation.id));
       return true;
     } catch (error) {
       this.failed(isFull(error)
-        ? 'The browser’s storage is full, so this chat is not kept. Export it, or delete others.'
-        : 'The browser could not keep this chat. Export it before you close the tab.', error);
+        ? 'The browser’s storage is full, so this chat is not saved. Export it, or delete other chats.'
+        : 'The browser could not save this chat. Export it before you close the tab.', error);
       return false;
     }
   }
 
-  /** Tells the other tabs that a conversation was saved, and whether this one goes on writing. */
-  tell(saved, busy) {
+  /** Tells the other tabs that a conversation was saved, and whether this tab is still generating. */
+  notifyTabs(saved, busy) {
     this.channel?.postMessage({ saved, busy });
   }
 
@@ -71,12 +71,12 @@ export class Library {
     }
   }
 
-  /** The text of a file with one conversation, or all. */
+  /** The text of an export file with one conversation, or all. */
   exported(id = null) {
     return exportText(id ? [this.get(id)] : this.list());
   }
 
-  /** Adds what a file holds; throws before anything is changed when the file is bad. Returns { added, skipped }. */
+  /** Adds the conversations of a file; a file that is not valid throws before any change. Returns { added, skipped }. */
   async import(text) {
     const imported = importText(text);
     const added = mergeImported(this.list(), imported);

@@ -1,13 +1,13 @@
-// The stream behind the panel: /live, opened only while somebody looks.
+// The stream behind the panel: /live, open only while the panel is visible.
 //
-// `fetch` and not EventSource, because the key has to travel in a header. It closes when the panel is hidden or the tab
-// is, and comes back by itself after a break.
+// `fetch` and not EventSource, because the key is sent in a header. It closes when the panel or the tab is hidden, and
+// reconnects after an interruption.
 
 import { request } from './api.js';
 import { readEvents } from './sse.js';
 
 const PAUSES_MS = [500, 1_000, 2_000, 5_000];
-/** A stream that says nothing for so long is dead: the server beats every two seconds when idle. */
+/** A stream without events for so long is dead: an idle server sends one every two seconds. */
 const SILENCE_MAX_MS = 12_000;
 
 /** Reads /live while wanted and the tab is visible. Listeners: hello(value), beat(value), state('off' | 'waiting' | 'on'). */
@@ -19,7 +19,7 @@ export class LiveStream {
     document.addEventListener('visibilitychange', () => this.update());
   }
 
-  /** Says whether anybody looks. */
+  /** Sets whether the panel is visible. */
   want(wanted) {
     this.wanted = wanted;
     this.update();
@@ -41,7 +41,7 @@ export class LiveStream {
     let failures = 0;
     while (!signal.aborted) {
       this.listeners.state('waiting');
-      // Given up when silent, without ending the loop.
+      // Aborted when silent, without ending the loop.
       const attempt = new AbortController();
       const end = () => attempt.abort();
       signal.addEventListener('abort', end);
@@ -59,7 +59,7 @@ export class LiveStream {
           } else if (event === 'beat') this.listeners.beat(JSON.parse(data));
         }
       } catch {
-        // Whatever it was, the panel waits and asks again.
+        // Any failure is retried after a pause.
       }
       clearTimeout(watchdog);
       signal.removeEventListener('abort', end);

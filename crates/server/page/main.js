@@ -1,9 +1,9 @@
-// The page: puts the parts together, and knows the keyboard.
+// The page: connects its parts, and handles the keyboard.
 
 import { setApiKey } from './api.js';
 import { Chat } from './chat.js';
 import { Connection } from './connection.js';
-import { askKey, closeBeside, openSettings, openShortcuts } from './dialogs.js';
+import { askKey, closeOnOutsideClick, openSettings, openShortcuts } from './dialogs.js';
 import { byId, composing, icon } from './dom.js';
 import { Library } from './library.js';
 import { LiveStream } from './live.js';
@@ -12,8 +12,8 @@ import { Panel } from './panel.js';
 import { followSettings, loadSettings, saveSettings } from './settings.js';
 import { Sidebar } from './sidebar.js';
 
-const PANEL_BESIDE = matchMedia('(min-width: 1180px)');
-const SIDEBAR_BESIDE = matchMedia('(min-width: 820px)');
+const PANEL_FITS = matchMedia('(min-width: 1180px)');
+const SIDEBAR_FITS = matchMedia('(min-width: 820px)');
 const DARK = matchMedia('(prefers-color-scheme: dark)');
 
 class Page {
@@ -55,12 +55,12 @@ class Page {
   async start() {
     this.wire();
     this.applyTheme();
-    this.showPanel(this.settings.panel ?? PANEL_BESIDE.matches);
-    if (!PANEL_BESIDE.matches) this.showPanel(false);
+    this.showPanel(this.settings.panel ?? PANEL_FITS.matches);
+    if (!PANEL_FITS.matches) this.showPanel(false);
     this.showSidebar(false);
     this.connection.check();
     const persistent = await this.library.open();
-    if (!persistent) toast('This browser keeps nothing for this page, so conversations last as long as the tab.', { lasting: true });
+    if (!persistent) toast('This browser does not store data for this page: conversations are lost when you close the tab.', { lasting: true });
     this.fromAddress();
     document.documentElement.dataset.ready = 'true';
   }
@@ -97,19 +97,19 @@ class Page {
       if (file.files[0]) await this.sidebar.importFile(file.files[0]);
       file.value = '';
     });
-    // Not the settings: what was typed there would be lost.
-    for (const id of ['shortcuts', 'grid-dialog']) closeBeside(byId(id));
+    // Not the settings: their unsaved input would be lost.
+    for (const id of ['shortcuts', 'grid-dialog']) closeOnOutsideClick(byId(id));
     followSettings(this.settings, () => this.applyTheme());
     DARK.addEventListener('change', () => this.restyle());
-    PANEL_BESIDE.addEventListener('change', () => this.showPanel(PANEL_BESIDE.matches && (this.settings.panel ?? true)));
-    SIDEBAR_BESIDE.addEventListener('change', () => this.showSidebar(false));
+    PANEL_FITS.addEventListener('change', () => this.showPanel(PANEL_FITS.matches && (this.settings.panel ?? true)));
+    SIDEBAR_FITS.addEventListener('change', () => this.showSidebar(false));
     addEventListener('hashchange', () => this.fromAddress());
     addEventListener('keydown', (event) => this.key(event));
     addEventListener('beforeunload', (event) => {
       if (this.chat.generations.size) event.preventDefault();
     });
     addEventListener('pagehide', () => {
-      for (const id of this.chat.generations.keys()) this.library.tell(id, false);
+      for (const id of this.chat.generations.keys()) this.library.notifyTabs(id, false);
     });
   }
 
@@ -117,16 +117,16 @@ class Page {
     const id = location.hash.startsWith('#c=') ? location.hash.slice(3) : null;
     if ((this.chat.conversation?.id ?? null) === id && document.documentElement.dataset.ready) return;
     const conversation = id ? this.library.get(id) : null;
-    // The address of a conversation that is gone must not stay in the history: the way back would end there.
+    // The address of a deleted conversation must not stay in the history: going back would stop there.
     if (!conversation) history.replaceState(null, '', location.pathname + location.search);
-    this.chat.open(conversation, SIDEBAR_BESIDE.matches);
+    this.chat.open(conversation, SIDEBAR_FITS.matches);
   }
 
   open(id) {
     const conversation = this.library.get(id);
     if (!conversation) return;
     this.closeDrawers();
-    this.chat.open(conversation, SIDEBAR_BESIDE.matches);
+    this.chat.open(conversation, SIDEBAR_FITS.matches);
   }
 
   opened(conversation) {
@@ -168,20 +168,20 @@ class Page {
   otherTab(id) {
     if (!this.library.get(id)) this.removed(id);
     else this.chat.changedElsewhere(id);
-    // Its title may be another.
+    // Its title may have changed.
     if (this.chat.conversation?.id === id) this.opened(this.chat.conversation);
     else this.sidebar.render();
   }
 
-  // ---- how the server stands ----
+  // ---- connection ----
 
   showConnection() {
     const { state, model, health } = this.connection;
-    const mode = health?.mode === 'streaming' ? 'experts from the disk' : health?.mode === 'resident' ? 'all in memory' : '';
+    const mode = health?.mode === 'streaming' ? 'experts streamed from disk' : health?.mode === 'resident' ? 'all in memory' : '';
     byId('model').textContent = state === 'ready' ? [model, mode].filter(Boolean).join(' · ') : '';
-    if (state === 'loading') banner('The model is being loaded. This page continues by itself.', { kind: 'info' });
+    if (state === 'loading') banner('The model is loading. This page continues automatically.', { kind: 'info' });
     else if (state === 'gone') banner('The server cannot be reached. Trying again…', { action: 'Try now', onaction: () => this.connection.check() });
-    else if (state === 'locked') banner('This server asks for a key.', { action: 'Enter the key', onaction: () => this.askKey() });
+    else if (state === 'locked') banner('This server requires an API key.', { action: 'Enter the key', onaction: () => this.askKey() });
     else banner(null);
     if (state === 'locked') this.askKey();
     if (state === 'ready') this.chat.controls();
@@ -202,15 +202,15 @@ class Page {
     this.live.want(this.panelOpen && this.connection.state === 'ready');
   }
 
-  /** Whether the panel lies over the rest of the page. */
+  /** Whether the panel covers the rest of the page. */
   panelCovers() {
-    return this.panelOpen && !PANEL_BESIDE.matches;
+    return this.panelOpen && !PANEL_FITS.matches;
   }
 
   togglePanel() {
     const leaving = this.panelCovers() || byId('panel').contains(document.activeElement);
     this.showPanel(!this.panelOpen);
-    if (PANEL_BESIDE.matches) {
+    if (PANEL_FITS.matches) {
       this.settings.panel = this.panelOpen;
       saveSettings(this.settings);
     } else if (this.panelOpen) {
@@ -231,7 +231,7 @@ class Page {
   }
 
   showSidebar(open) {
-    this.sidebarOpen = open && !SIDEBAR_BESIDE.matches;
+    this.sidebarOpen = open && !SIDEBAR_FITS.matches;
     byId('app').classList.toggle('with-sidebar', this.sidebarOpen);
     this.showScrim();
     if (this.sidebarOpen) byId('sidebar-close').focus();
@@ -241,7 +241,7 @@ class Page {
     const covered = this.sidebarOpen || this.panelCovers();
     byId('scrim').hidden = !covered;
     byId('main').inert = covered;
-    byId('sidebar').inert = this.panelCovers() || (!this.sidebarOpen && !SIDEBAR_BESIDE.matches);
+    byId('sidebar').inert = this.panelCovers() || (!this.sidebarOpen && !SIDEBAR_FITS.matches);
   }
 
   closeDrawers() {
@@ -270,7 +270,7 @@ class Page {
     else document.documentElement.dataset.theme = theme;
     const button = byId('theme');
     button.replaceChildren(icon({ auto: 'half', light: 'sun', dark: 'moon' }[theme]));
-    const label = { auto: 'Colours: as the system', light: 'Colours: light', dark: 'Colours: dark' }[theme];
+    const label = { auto: 'Theme: system', light: 'Theme: light', dark: 'Theme: dark' }[theme];
     button.setAttribute('aria-label', label);
     button.title = label;
     this.restyle();
@@ -303,7 +303,7 @@ class Page {
     }
     const field = event.target.closest?.('input, textarea, select');
     if (event.altKey && !event.ctrlKey && !event.metaKey) {
-      // On a Mac, Alt writes letters and accents of its own.
+      // On a Mac, Alt types special letters and accents.
       if (field && event.code.startsWith('Key') && event.key.toUpperCase() !== event.code.slice(3)) return;
       const work = {
         KeyN: () => this.newChat(), KeyP: () => this.togglePanel(), KeyS: () => this.openSettings(), KeyR: () => this.chat.regenerateLast(),

@@ -1,6 +1,6 @@
-// One message on the page: an article with its text, its thinking, its tool calls and what can be done with it.
+// One message on the page: an article with its text, thinking, tool calls and controls.
 //
-// Draws, and calls back; changes no conversation. A streaming answer is drawn once a frame, and only where it changed.
+// Draws, and calls back; does not change conversations. A streaming answer is drawn once a frame, and only where it changed.
 
 import { versionsOf } from './conversation.js';
 import { composing, icon, iconButton, make, patchNodes } from './dom.js';
@@ -8,7 +8,7 @@ import { formatCount, formatRate, formatSeconds, plural } from './format.js';
 import { plainText } from './inline.js';
 import { MarkdownStream } from './markdown.js';
 
-/** Markdown that grows, and its elements. */
+/** A growing Markdown text and its elements. */
 export class MarkdownBody {
   constructor(className) {
     this.element = make('div', { class: className });
@@ -19,7 +19,7 @@ export class MarkdownBody {
     this.spoken = 0;
   }
 
-  /** Draws the text so far; what was drawn before must be its beginning. */
+  /** Draws the text so far, which must begin with the text drawn before. */
   draw(text, open) {
     this.stream.push(text.slice(this.length));
     this.length = text.length;
@@ -29,7 +29,7 @@ export class MarkdownBody {
     this.settledShown = this.stream.settled.length;
   }
 
-  /** What has been settled since the last call, in words. */
+  /** The plain text of blocks settled since the last call. */
   fresh(all) {
     const until = all ? this.shown.length : this.settledShown;
     const words = this.shown.slice(this.spoken, until).map((block) => (block.tag === 'figure' ? 'Code.' : block.tag === 'div' ? 'Table.' : plainText([block])));
@@ -38,7 +38,7 @@ export class MarkdownBody {
   }
 }
 
-/** A message and its controls. `actions`: copy, edit, regenerate, show, retry, restart, results, contextLength, writtenElsewhere. */
+/** A message and its controls. `actions`: copy, edit, regenerate, show, retry, restart, results, contextLength, generatedElsewhere. */
 export class MessageView {
   constructor(conversation, message, actions, { last = false, generation = null } = {}) {
     this.conversation = conversation;
@@ -70,10 +70,10 @@ export class MessageView {
 
   buildAnswer() {
     this.element.setAttribute('aria-label', 'Answer');
-    this.thinkingSummary = make('span', {}, 'Thoughts');
+    this.thinkingSummary = make('span', {}, 'Thinking');
     this.thinking = new MarkdownBody('markdown thoughts');
     this.thinkingBox = make('details', { class: 'thinking', hidden: true }, make('summary', {}, this.thinkingSummary), this.thinking.element);
-    // Folded thoughts are drawn when they are opened.
+    // Collapsed thinking is drawn when it is opened.
     this.thinkingBox.addEventListener('toggle', () => this.draw());
     this.body = new MarkdownBody('markdown');
     this.calls = make('div', { class: 'calls' });
@@ -85,7 +85,7 @@ export class MessageView {
     this.finish();
   }
 
-  /** Draws what the message holds now. */
+  /** Draws the message as it is now. */
   draw() {
     const { message } = this;
     const open = this.generation !== null;
@@ -97,7 +97,7 @@ export class MessageView {
       this.thinkingBox.classList.toggle('live', live);
       const seconds = message.thoughtSeconds;
       const elapsed = live ? Math.floor((performance.now() - this.generation.thinkingSince) / 1000) : 0;
-      this.thinkingSummary.textContent = live ? `Thinking…${elapsed ? ` ${elapsed} s` : ''}` : seconds ? `Thought for ${formatSeconds(seconds)}` : 'Thoughts';
+      this.thinkingSummary.textContent = live ? `Thinking…${elapsed ? ` ${elapsed} s` : ''}` : seconds ? `Thought for ${formatSeconds(seconds)}` : 'Thinking';
       if (this.thinkingBox.open) this.thinking.draw(message.reasoning, live);
     }
     this.body.draw(message.content, open);
@@ -108,17 +108,17 @@ export class MessageView {
   drawState() {
     const { generation } = this;
     const phase = generation?.phase;
-    const elsewhere = this.isWrittenElsewhere();
+    const elsewhere = this.isGeneratedElsewhere();
     const shown = elsewhere || phase === 'waiting' || phase === 'prefill' || phase === 'busy';
     this.state.hidden = !shown;
     if (!shown) return;
-    if (elsewhere) this.state.replaceChildren('This answer is being written in another tab.');
+    if (elsewhere) this.state.replaceChildren('This answer is being generated in another tab.');
     else if (phase === 'prefill' && generation.progress?.total > 0) {
       const { done, total, cached } = generation.progress;
-      const words = `Reading the prompt: ${formatCount(done)} of ${plural(total, 'token')}${cached ? `, ${formatCount(cached)} from the cache` : ''}`;
+      const words = `Processing the prompt: ${formatCount(done)} of ${plural(total, 'token')}${cached ? `, ${formatCount(cached)} cached` : ''}`;
       let bar = this.state.querySelector('progress');
       if (!bar) {
-        bar = make('progress', { 'aria-label': 'Reading the prompt' });
+        bar = make('progress', { 'aria-label': 'Prompt progress' });
         this.state.replaceChildren(make('span', {}), bar);
       }
       this.state.firstElementChild.textContent = words;
@@ -126,14 +126,14 @@ export class MessageView {
       bar.value = Math.min(done, total);
     } else if (phase === 'busy') {
       const seconds = Math.max(0, Math.ceil((generation.retryAt - Date.now()) / 1000));
-      this.state.replaceChildren(make('span', {}, `The server is busy. Asking again in ${plural(seconds, 'second')}. `));
+      this.state.replaceChildren(make('span', {}, `The server is busy. Retrying in ${plural(seconds, 'second')}. `));
     } else if (!this.state.querySelector('.dots')) {
       this.state.replaceChildren(make('span', { class: 'dots', role: 'img', 'aria-label': 'Waiting for the answer' }, make('i'), make('i'), make('i')));
     }
   }
 
-  isWrittenElsewhere() {
-    return !this.generation && this.message.pending === true && this.actions.writtenElsewhere(this.conversation);
+  isGeneratedElsewhere() {
+    return !this.generation && this.message.pending === true && this.actions.generatedElsewhere(this.conversation);
   }
 
   drawCalls() {
@@ -151,7 +151,7 @@ export class MessageView {
     });
   }
 
-  /** The answer has ended: shows what went wrong, the figures and the controls. */
+  /** The answer has ended: shows its error, figures and controls. */
   finish() {
     const { message } = this;
     if (this.generation) return;
@@ -159,17 +159,17 @@ export class MessageView {
     this.unfinished = message.pending === true;
     if (message.error) this.drawProblem(message.error);
     else if (message.pending) {
-      if (!this.isWrittenElsewhere()) this.drawProblem({ code: 'interrupted', message: 'This answer was interrupted: the page was closed while it was being written.' });
-    } else if (!message.content && !message.calls?.length && !message.stopped) this.drawProblem({ code: 'empty', message: 'The model ended without a word.' });
+      if (!this.isGeneratedElsewhere()) this.drawProblem({ code: 'interrupted', message: 'This answer was interrupted: the page was closed before it was complete.' });
+    } else if (!message.content && !message.calls?.length && !message.stopped) this.drawProblem({ code: 'empty', message: 'The model returned an empty answer.' });
     this.footer.replaceChildren(...[
       this.versions(),
-      this.bar(this.copyButton(), iconButton('again', 'Another answer', () => this.actions.regenerate(message), { 'data-action': 'regenerate' })),
+      this.bar(this.copyButton(), iconButton('again', 'Regenerate the answer', () => this.actions.regenerate(message), { 'data-action': 'regenerate' })),
       this.figures(),
     ].filter(Boolean));
     if (this.last && message.calls?.length && message.finish === 'tool_calls' && !this.resultForm) this.askResults();
   }
 
-  /** Draws what another tab has written. */
+  /** Draws changes made in another tab. */
   catchUp() {
     if (!this.unfinished || this.generation) return;
     this.draw();
@@ -180,7 +180,7 @@ export class MessageView {
     this.problem.hidden = false;
     const parts = [];
     if (error.code === 'context_length_exceeded') {
-      parts.push(make('strong', {}, 'This chat no longer fits the model’s context.'), make('p', {}, explainContext(error.message, this.actions.contextLength())));
+      parts.push(make('strong', {}, 'This chat is longer than the model’s context.'), make('p', {}, explainContext(error.message, this.actions.contextLength())));
       parts.push(make('button', { type: 'button', class: 'primary', onclick: () => this.actions.restart(this.message) }, 'Start a new chat with this message'));
     } else {
       parts.push(make('p', {}, error.message), make('button', { type: 'button', class: 'quiet', onclick: () => this.actions.retry(this.message) }, 'Try again'));
@@ -192,7 +192,7 @@ export class MessageView {
     const { stats = {}, stopped, finish } = this.message;
     const parts = [];
     if (stopped) parts.push('stopped');
-    else if (finish === 'length') parts.push('cut at the token limit');
+    else if (finish === 'length') parts.push('token limit reached');
     if (stats.tokens !== undefined) parts.push(plural(stats.tokens, 'token'));
     if (stats.rate !== undefined) parts.push(`${formatRate(stats.rate)} tok/s`);
     if (stats.firstSeconds !== undefined) parts.push(`first token after ${formatSeconds(stats.firstSeconds)}`);
@@ -218,7 +218,7 @@ export class MessageView {
     return iconButton('copy', 'Copy', (event) => this.actions.copy(this.message.content, event.currentTarget), { 'data-action': 'copy-message' });
   }
 
-  /** Turns the bubble into a field. */
+  /** Replaces the bubble by a text field. */
   startEdit() {
     const field = make('textarea', { 'aria-label': 'Edit the message', rows: '3', dir: 'auto' });
     field.value = this.message.content;
@@ -252,7 +252,7 @@ export class MessageView {
     this.resultForm = make('form', { class: 'results', onsubmit: (event) => {
       event.preventDefault();
       this.actions.results(this.message, fields.map((field) => field.value));
-    } }, make('p', { class: 'soft' }, 'The model waits for these results. This page runs no tools: write what they would say.'), ...fields, make('div', { class: 'buttons' }, make('button', { type: 'submit', class: 'primary' }, 'Send the results')));
+    } }, make('p', { class: 'soft' }, 'The model is waiting for these results. This page does not run tools: enter the results yourself.'), ...fields, make('div', { class: 'buttons' }, make('button', { type: 'submit', class: 'primary' }, 'Send the results')));
     this.calls.after(this.resultForm);
   }
 }
@@ -266,16 +266,16 @@ function showArguments(text) {
       return make('dl', {}, ...entries.flatMap(([name, item]) => [make('dt', {}, name), make('dd', {}, typeof item === 'string' ? item : JSON.stringify(item, null, 1))]));
     }
   } catch {
-    // Not whole yet: shown as it comes.
+    // Incomplete JSON is shown as text.
   }
   return make('pre', { tabindex: '0' }, text);
 }
 
-/** Both numbers in a sentence, as far as the server named them. */
+/** A sentence with both token counts, or the server’s own words when they cannot be found there. */
 export function explainContext(words, contextLength) {
   const numbers = (words.match(/\d[\d,]*/g) ?? []).map((found) => Number(found.replace(/,/g, ''))).filter((value) => value > 0);
   const limit = contextLength && numbers.includes(contextLength) ? contextLength : numbers.length >= 2 ? Math.min(...numbers) : contextLength;
   const wanted = numbers.filter((value) => value > (limit ?? 0)).sort((a, b) => a - b)[0];
   if (!limit || !wanted) return words;
-  return `The conversation is ${formatCount(wanted)} tokens long, the context holds ${formatCount(limit)}. Begin again, shorten an earlier message, or start the server with a larger --context.`;
+  return `The conversation has ${formatCount(wanted)} tokens, but the context holds ${formatCount(limit)}. Start a new chat, shorten an earlier message, or start the server with a larger --context.`;
 }

@@ -1,11 +1,11 @@
-// What the page tells the user outside the chat: toasts, the banner, and words for screen readers.
+// Notices outside the chat: toasts, the banner, and announcements for screen readers.
 
 import { byId, iconButton, make } from './dom.js';
 
 const TOAST_MS = 8_000;
 const ANNOUNCE_EVERY_MS = 1_500;
 
-/** Shows a short notice, with an action if given; it goes by itself, unless the pointer or the focus is on it. One that lasts, or has no action, is shown once. */
+/** Shows a short notice, with an action if given; it closes after a while, unless the pointer or the focus is on it. A lasting notice, or one without an action, is not shown twice at a time. */
 export function toast(text, { action = null, onaction = null, lasting = false } = {}) {
   const holder = byId('toasts');
   if ((lasting || !action) && [...holder.children].some((other) => other.firstChild.textContent === text)) return;
@@ -38,7 +38,7 @@ export function banner(text, { action = null, onaction = null, kind = 'warning' 
   const element = byId('banner');
   element.hidden = !text;
   element.dataset.kind = kind;
-  // The same words again would be read out again.
+  // Setting the same text again would make screen readers repeat it.
   if (element.firstElementChild?.textContent === text) return;
   element.replaceChildren(make('span', {}, text ?? ''), ...(action ? [make('button', { type: 'button', class: 'link', onclick: onaction }, action)] : []));
 }
@@ -46,7 +46,7 @@ export function banner(text, { action = null, onaction = null, kind = 'warning' 
 const waiting = [];
 let speaking = 0;
 
-/** Says something to screen readers, politely: texts that come close together are read as one. */
+/** Announces a text to screen readers, politely: texts within a short time are joined. */
 export function announce(text) {
   if (text.trim()) waiting.push(text.trim());
   if (speaking || waiting.length === 0) return;

@@ -1,7 +1,7 @@
-// "Machine at work": the panel that draws what the server says about itself.
+// "Server activity": the panel that draws the measurements of `/live`.
 //
-// Builds its own elements once and only changes texts, widths and canvases afterwards. It asks for nothing: `LiveStream`
-// brings the beats, and only while the panel is open.
+// Builds its elements once and only changes texts, widths and canvases afterwards. It sends no requests: `LiveStream`
+// delivers the beats, and only while the panel is open.
 
 import { byId, iconButton, make } from './dom.js';
 import { formatBytes, formatCount, formatDrafts, formatRate, formatShare, plural } from './format.js';
@@ -10,7 +10,7 @@ import { Sparkline } from './spark.js';
 
 const PLAN_COLOURS = 8;
 const SUMMARY_INTERVAL_MS = 2_000;
-const DRAFTS_WORDS = 'Tokens are guessed by something cheap, and the model checks several guesses in one pass. Answers are the same as without; guesses that do not pay are left out.';
+const DRAFTS_HELP = 'Speculative decoding: tokens are drafted cheaply, and the model verifies several of them in one pass. Answers are the same as without it; it pauses when it is not faster.';
 
 /** The panel's contents. */
 export class Panel {
@@ -32,7 +32,7 @@ export class Panel {
       this[name] = { value, peak, canvas, property };
       return make('div', { class: 'rate' }, make('h3', {}, title), make('p', { class: 'big' }, value, make('span', { class: 'unit' }, ' tok/s')), canvas, make('p', { class: 'caption' }, caption, peak));
     };
-    this.seats = make('div', { class: 'seats', 'aria-hidden': 'true' });
+    this.slots = make('div', { class: 'slots', 'aria-hidden': 'true' });
     this.requests = make('p', { class: 'caption' }, '');
     this.plan = make('div', { class: 'plan-bar' });
     this.planNow = make('div', { class: 'plan-now', 'aria-hidden': 'true' });
@@ -50,16 +50,16 @@ export class Panel {
       this.gridHome, this.gridKey, this.gridSummary, this.gridCaption);
     this.disk = meter('disk', 'SSD', '--grid-flash');
     this.hits = meter('hits', 'Cache hits', '--accent');
-    this.pool = meter('pool', 'Keys and values', '--accent-2');
+    this.pool = meter('pool', 'KV cache', '--accent-2');
     this.prefix = make('p', { class: 'caption' }, '');
     this.drafts = meter('drafts', 'Drafts', '--accent');
-    this.draftsCard = make('section', { class: 'card', hidden: true, title: DRAFTS_WORDS }, this.drafts.element);
+    this.draftsCard = make('section', { class: 'card', hidden: true, title: DRAFTS_HELP }, this.drafts.element);
 
     this.body.replaceChildren(
       make('section', { class: 'card rates', 'aria-label': 'Speed' },
-        rate('decode', 'Writing', 'Tokens of answers, all requests together.', '--accent'),
-        rate('prefill', 'Reading', 'Tokens of prompts that were not cached.', '--accent-2')),
-      make('section', { class: 'card' }, make('h3', {}, 'Requests'), this.seats, this.requests),
+        rate('decode', 'Decode', 'Generated tokens of all requests.', '--accent'),
+        rate('prefill', 'Prefill', 'Prompt tokens that were not cached.', '--accent-2')),
+      make('section', { class: 'card' }, make('h3', {}, 'Requests'), this.slots, this.requests),
       this.gridSection,
       make('section', { class: 'card', 'aria-label': 'Disk and cache' }, this.disk.element, this.hits.element),
       this.draftsCard,
@@ -71,21 +71,21 @@ export class Panel {
     this.grid = new ExpertGrid(this.gridCanvas, this.tooltip, () => (this.gridHolder.closest('dialog') ? innerHeight * 0.66 : 380));
   }
 
-  /** Says how the stream stands: 'off', 'waiting' or 'on'. */
+  /** Shows the state of the stream: 'off', 'waiting' or 'on'. */
   setState(state) {
     this.status.dataset.state = state;
     this.status.textContent = { off: 'paused', waiting: 'connecting…', on: 'live' }[state];
     this.body.classList.toggle('stale', state !== 'on' && this.hello !== null);
   }
 
-  /** Takes the colours of the theme again. */
+  /** Reads the colours of the theme again. */
   restyle() {
     this.decode.spark.restyle();
     this.prefill.spark.restyle();
     this.grid.restyle();
   }
 
-  /** What is fixed for this server. */
+  /** Takes the facts that do not change while the server runs. */
   setHello(hello) {
     const before = this.hello;
     this.hello = hello;
@@ -100,8 +100,8 @@ export class Panel {
       ['resident', 'in memory'], streaming && ['absent', 'on the disk'], ['glow', 'used'], streaming && ['flash', 'just read'],
     ].filter(Boolean).map(([kind, text]) => make('span', {}, make('i', { class: `swatch ${kind}` }), text)));
     if (experts) {
-      this.gridCaption.textContent = `Each numbered band is one of ${experts.layers} layers, each square one of its ${experts.experts} experts. A token visits every layer and uses ${experts.experts_per_token} experts there: they light up. ${
-        streaming ? `${formatCount(experts.slots)} of ${formatCount(experts.layers * experts.experts)} fit in memory; the others are read from the disk when they are wanted.` : 'This model fits: all its experts stay in memory.'}`;
+      this.gridCaption.textContent = `Each numbered band is one of ${experts.layers} layers, each square one of its ${experts.experts} experts. A token passes every layer and uses ${experts.experts_per_token} experts in each; experts light up when they are used. ${
+        streaming ? `${formatCount(experts.slots)} of ${formatCount(experts.layers * experts.experts)} fit in memory; the others are read from the disk when they are needed.` : 'All experts of this model are kept in memory.'}`;
     }
     this.drawPlan(hello.plan);
     this.drawDrafts({});
@@ -109,7 +109,7 @@ export class Panel {
     this.drawDisk({});
   }
 
-  /** What changes: about four times a second. */
+  /** Takes the measurements, about four times a second. */
   beat(beat) {
     if (!this.hello) return;
     for (const [part, value] of [[this.decode, beat.decode_tok_s], [this.prefill, beat.prefill_tok_s]]) {
@@ -117,7 +117,7 @@ export class Panel {
       part.value.textContent = formatRate(rate);
       part.spark.push(beat.t, rate);
       const peak = part.spark.peak();
-      part.peak.textContent = peak > 0 ? ` Peak of the minute: ${formatRate(peak)}.` : '';
+      part.peak.textContent = peak > 0 ? ` Peak in the last minute: ${formatRate(peak)}.` : '';
     }
     this.drawDrafts(beat);
     this.drawRequests(beat);
@@ -134,37 +134,37 @@ export class Panel {
 
   drawDrafts({ speculation }) {
     this.draftsCard.hidden = !speculation;
-    if (speculation) this.drafts.set(speculation.acceptance, formatDrafts(speculation), 'of the tokens guessed ahead were what the model said, since the server started.');
+    if (speculation) this.drafts.set(speculation.acceptance, formatDrafts(speculation), 'Share of drafted tokens that the model accepted since the server started.');
   }
 
   drawRequests({ active = 0, prefilling = 0, queued = 0, limit = 0 }) {
     const parallel = Math.min(64, this.hello.parallel || active || 1);
-    const kinds = Array.from({ length: parallel }, (_, index) => (index < active - prefilling ? 'writing' : index < active ? 'reading' : 'free'));
-    if (this.seats.childElementCount !== parallel) this.seats.replaceChildren(...kinds.map(() => make('i')));
+    const kinds = Array.from({ length: parallel }, (_, index) => (index < active - prefilling ? 'decode' : index < active ? 'prefill' : 'free'));
+    if (this.slots.childElementCount !== parallel) this.slots.replaceChildren(...kinds.map(() => make('i')));
     kinds.forEach((kind, index) => {
-      this.seats.children[index].className = kind;
+      this.slots.children[index].className = kind;
     });
-    const writing = Math.max(0, active - prefilling);
+    const decoding = Math.max(0, active - prefilling);
     this.requests.textContent = active || queued
-      ? `${plural(writing, 'request')} writing, ${formatCount(prefilling)} reading ${prefilling === 1 ? 'its prompt' : 'their prompts'}, ${formatCount(queued)} waiting${limit ? ` (at most ${formatCount(limit)})` : ''}.`
-      : `Idle. ${plural(this.hello.parallel || 1, 'request')} can run at once, batched token by token${limit ? `; ${formatCount(limit)} more may wait` : ''}.`;
+      ? `${plural(decoding, 'request')} in decode, ${formatCount(prefilling)} in prefill, ${formatCount(queued)} queued${limit ? ` (at most ${formatCount(limit)})` : ''}.`
+      : `Idle. Up to ${plural(this.hello.parallel || 1, 'request')} can run in one batch${limit ? `; ${formatCount(limit)} more can be queued` : ''}.`;
   }
 
   drawDisk(beat) {
     if (this.hello.mode !== 'streaming') return;
     const read = beat.read_bytes_s ?? 0;
     const ceiling = beat.disk_bytes_s;
-    this.disk.set(ceiling ? read / ceiling : 0, `${formatBytes(read)}/s`, ceiling ? `of the ${formatBytes(ceiling)}/s this disk was measured at: experts that were not in memory.` : 'Experts that were not in memory. The disk has not been measured yet.');
+    this.disk.set(ceiling ? read / ceiling : 0, `${formatBytes(read)}/s`, ceiling ? `Reads of experts that were not in memory. This disk was measured at ${formatBytes(ceiling)}/s.` : 'Reads of experts that were not in memory. The disk has not been measured yet.');
     if (Number.isFinite(beat.hit_rate)) this.smoothedHits = this.smoothedHits === null ? beat.hit_rate : this.smoothedHits * 0.8 + beat.hit_rate * 0.2;
-    this.hits.set(this.smoothedHits ?? 0, this.smoothedHits === null ? '–' : formatShare(this.smoothedHits), 'of the experts wanted were in memory already (over the last second or so).');
+    this.hits.set(this.smoothedHits ?? 0, this.smoothedHits === null ? '–' : formatShare(this.smoothedHits), 'Share of requested experts that were in memory, over about the last second.');
   }
 
   drawPool({ pool, cache }) {
     if (pool?.pages) {
       const used = pool.pages - pool.free;
-      this.pool.set(used / pool.pages, `${formatCount(used)} / ${formatCount(pool.pages)} pages`, 'What running answers remember, in one pool for all of them.');
+      this.pool.set(used / pool.pages, `${formatCount(used)} / ${formatCount(pool.pages)} pages`, 'Pages in use by running requests, of the pool that they share.');
     }
-    this.prefix.textContent = cache ? (cache.entries ? `Prefix cache: ${plural(cache.entries, 'beginning')} with ${plural(cache.tokens, 'token')}. A prompt that begins alike skips them.` : 'Prefix cache: empty. The next turn of a chat will find the last one here.') : '';
+    this.prefix.textContent = cache ? (cache.entries ? `Prefix cache: ${plural(cache.entries, 'prefix', 'prefixes')} with ${plural(cache.tokens, 'token')}. A prompt that begins with one of them skips its tokens.` : 'Prefix cache: empty. It keeps the tokens of finished requests for the next turn of a chat.') : '';
   }
 
   drawPlan(plan) {
@@ -182,7 +182,7 @@ export class Panel {
     this.plan.append(rest);
     this.legend.replaceChildren(...rows.map((row, index) =>
       make('li', {}, make('i', { class: `swatch colour-${(index % PLAN_COLOURS) + 1}` }), make('span', { class: 'name' }, row.name, row.note ? make('small', {}, row.note) : null), make('span', { class: 'amount' }, formatBytes(row.bytes)))));
-    this.planWords = plan?.budget_bytes ? `${formatBytes(plan.total_bytes)} of ${formatBytes(plan.budget_bytes)}, fixed before the first token` : `${formatBytes(plan?.total_bytes)} in all`;
+    this.planWords = plan?.budget_bytes ? `${formatBytes(plan.total_bytes)} of ${formatBytes(plan.budget_bytes)}, fixed before the first token` : `${formatBytes(plan?.total_bytes)} in total`;
     this.planText.textContent = `${this.planWords}.`;
   }
 
@@ -190,7 +190,7 @@ export class Panel {
     this.planNow.hidden = !Number.isFinite(bytes);
     if (!Number.isFinite(bytes)) return;
     this.planNow.style.left = `${Math.min(100, (bytes / this.planWhole) * 100)}%`;
-    this.planText.textContent = `${this.planWords}. In use now: ${formatBytes(bytes)} (the line).`;
+    this.planText.textContent = `${this.planWords}. In use now: ${formatBytes(bytes)} (marked by the line).`;
   }
 
   enlarge() {

@@ -1,11 +1,11 @@
-// What the user prefers: kept in localStorage, checked when read, turned into request fields.
+// The settings: stored in localStorage, checked when read, turned into request fields.
 //
-// An empty field means that the server decides. The one invariant: whatever localStorage holds, `loadSettings`
+// An empty field means the server's default. The one invariant: whatever localStorage holds, `loadSettings`
 // returns settings of the right types.
 
 const STORAGE_NAME = 'millstream.settings';
 
-/** Numbers: [request field, lowest, highest, whole]. */
+/** Numbers: [request field, minimum, maximum, whole]. */
 export const NUMBERS = {
   temperature: ['temperature', 0, 2, false],
   topP: ['top_p', 0, 1, false],
@@ -21,29 +21,29 @@ const DEFAULTS = {
 };
 const CHOICES = { thinking: ['auto', 'on', 'off'], theme: ['auto', 'light', 'dark'], panel: [null, true, false] };
 
-/** The settings as kept, or the defaults. */
+/** The stored settings, or the defaults. */
 export function loadSettings() {
   let kept = {};
   try {
     kept = JSON.parse(localStorage.getItem(STORAGE_NAME) ?? '{}') ?? {};
   } catch {
-    // Unreadable settings are as good as none.
+    // Unreadable settings count as none.
   }
   const settings = { ...DEFAULTS };
   for (const name of Object.keys(DEFAULTS)) if (fits(name, kept[name])) settings[name] = kept[name];
   return settings;
 }
 
-/** Keeps the settings; a browser that refuses only forgets them. */
+/** Stores the settings; where the browser refuses, they last as long as the tab. */
 export function saveSettings(settings) {
   try {
     localStorage.setItem(STORAGE_NAME, JSON.stringify(settings));
   } catch {
-    // Private windows may refuse: the settings then last as long as the tab.
+    // Private windows may refuse.
   }
 }
 
-/** Keeps `settings` in step with other tabs; `changed()` is called after a change there. */
+/** Applies changes made in other tabs to `settings`; `changed()` is called after each. */
 export function followSettings(settings, changed) {
   addEventListener('storage', (event) => {
     if (event.key !== STORAGE_NAME) return;
@@ -52,13 +52,13 @@ export function followSettings(settings, changed) {
   });
 }
 
-/** Reads a number field: null when empty, an Error with a sentence when wrong. */
+/** Reads a number field: null when empty; throws an Error that says what the value must be. */
 export function parseNumber(name, text) {
   const [, low, high, whole] = NUMBERS[name];
   if (text.trim() === '') return null;
   const value = Number(text);
-  if (!Number.isFinite(value) || value < low || value > high) throw new Error(`between ${low} and ${high}`);
-  if (whole && !Number.isInteger(value)) throw new Error('a whole number');
+  if (!Number.isFinite(value) || value < low || value > high) throw new Error(`must be between ${low} and ${high}`);
+  if (whole && !Number.isInteger(value)) throw new Error('must be a whole number');
   return value;
 }
 
@@ -69,14 +69,14 @@ export function parseJsonField(text, kind) {
   try {
     value = JSON.parse(text);
   } catch (error) {
-    throw new Error(`not JSON: ${error.message}`);
+    throw new Error(`is not JSON: ${error.message}`);
   }
-  if (kind === 'list' && !Array.isArray(value)) throw new Error('a list of tools is expected');
-  if (kind === 'object' && (typeof value !== 'object' || value === null || Array.isArray(value))) throw new Error('an object is expected');
+  if (kind === 'list' && !Array.isArray(value)) throw new Error('must be a list of tools');
+  if (kind === 'object' && (typeof value !== 'object' || value === null || Array.isArray(value))) throw new Error('must be an object');
   return value;
 }
 
-/** The fields of a request that the settings ask for. */
+/** The request fields that the settings set. */
 export function requestFields(settings) {
   const fields = {};
   for (const [name, [field]] of Object.entries(NUMBERS)) if (settings[name] !== null) fields[field] = settings[name];

@@ -1,11 +1,11 @@
-// The list of conversations: find, open, rename, export, delete with undo.
+// The list of conversations: search, open, rename, export, delete with undo.
 
 import { matches } from './conversation.js';
 import { byId, composing, download, iconButton, make } from './dom.js';
 import { dayGroup } from './format.js';
 import { toast } from './notices.js';
 
-/** Draws the list; `open(id)` and `current()` belong to the page. */
+/** Draws the list; the page provides `open(id)` and `current()`. */
 export class Sidebar {
   constructor({ library, open, current, busy, removed, renamed }) {
     Object.assign(this, { library, open, current, busy, removed, renamed });
@@ -43,7 +43,7 @@ export class Sidebar {
     }
     this.list.replaceChildren(...(found.length
       ? [...groups].map(([name, members]) => make('section', {}, make('h2', {}, name), make('ul', {}, ...members.map((member) => this.item(member)))))
-      : [make('p', { class: 'soft none' }, this.search.value ? 'Nothing found.' : 'Conversations will be listed here.')]));
+      : [make('p', { class: 'soft none' }, this.search.value ? 'No matches.' : 'No conversations yet.')]));
     if (focused) this.list.querySelector(`[data-id="${CSS.escape(focused)}"] .open`)?.focus();
   }
 
@@ -52,7 +52,7 @@ export class Sidebar {
     const title = conversation.title || 'Untitled';
     return make('li', { 'data-id': conversation.id, class: isOpen ? 'current' : null },
       make('button', { type: 'button', class: 'open', 'aria-current': isOpen ? 'page' : null, onclick: () => this.open(conversation.id), ondblclick: () => this.rename(conversation.id) },
-        make('span', { dir: 'auto' }, title), this.busy(conversation.id) ? make('i', { class: 'working', role: 'img', 'aria-label': 'being answered' }) : null),
+        make('span', { dir: 'auto' }, title), this.busy(conversation.id) ? make('i', { class: 'working', role: 'img', 'aria-label': 'generating an answer' }) : null),
       make('span', { class: 'row-actions' },
         iconButton('edit', `Rename ${title}`, () => this.rename(conversation.id)),
         iconButton('download', `Export ${title}`, () => this.exportOne(conversation)),
@@ -99,7 +99,7 @@ export class Sidebar {
         end(false, true);
       }
     });
-    // Whoever clicks elsewhere goes on there.
+    // A click elsewhere moves the focus there.
     field.addEventListener('blur', () => end(true, false));
     item.replaceChildren(field);
     field.focus();
@@ -130,7 +130,7 @@ export class Sidebar {
   exportAll() {
     const count = this.library.list().length;
     if (!count) {
-      toast('There is nothing to export yet.');
+      toast('There are no conversations to export.');
       return;
     }
     download(`millstream-conversations-${new Date().toISOString().slice(0, 10)}.json`, this.library.exported());
@@ -141,7 +141,7 @@ export class Sidebar {
       if (file.size > 200e6) throw new Error('the file is larger than 200 MB');
       const { added, skipped } = await this.library.import(await file.text());
       this.render();
-      toast(`Imported ${added.length} of ${added.length + skipped}${skipped ? '; the others were here already' : ''}.`);
+      toast(`Imported ${added.length} of ${added.length + skipped}${skipped ? '; the others exist already' : ''}.`);
       if (added.length) this.open(added[0].id);
     } catch (error) {
       toast(`Nothing was imported: ${error.message}.`);

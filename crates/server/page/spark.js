@@ -1,10 +1,10 @@
-// A line of the last minute, on a canvas. Drawn when a value comes, never in between.
+// A line chart of the last minute, on a canvas. Drawn only when a value arrives.
 
 import { themeColour } from './dom.js';
 
 const WINDOW_S = 60;
 
-/** Keeps a minute of values and draws them. */
+/** Keeps the values of the last minute and draws them. */
 export class Sparkline {
   constructor(canvas, property) {
     this.canvas = canvas;
@@ -13,7 +13,7 @@ export class Sparkline {
     this.restyle();
   }
 
-  /** Takes the colours of the theme again. */
+  /** Reads the colours of the theme again. */
   restyle() {
     this.colour = themeColour(this.property);
     this.draw();

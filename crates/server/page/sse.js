@@ -1,7 +1,7 @@
 // Server-sent events: bytes cut anywhere become events.
 //
 // Follows the WHATWG event stream format: any of the three line ends, comments, several data lines.
-// It does not reconnect; whoever reads decides. The one invariant: events do not depend on how the stream is cut.
+// It does not reconnect; callers do. The one invariant: events do not depend on how the stream is cut.
 
 /** An event longer than this ends the stream with an error: a broken server must not fill the memory. */
 const EVENT_LENGTH_MAX = 16 * 1024 * 1024;

@@ -1,6 +1,6 @@
-// Where conversations are kept: IndexedDB, or the memory of the tab where the browser refuses that.
+// The store of conversations: IndexedDB, or the memory of the tab where the browser refuses that.
 //
-// Knows nothing of what a conversation is, beyond its id. Writes fail loudly: a full disk is told to the user.
+// Knows only the id of a conversation. A write that fails is an error, so that the user learns of a full disk.
 
 const NAME = 'millstream';
 const TABLE = 'conversations';
@@ -43,7 +43,7 @@ class DatabaseStore {
       const transaction = this.database.transaction(TABLE, mode);
       const asked = work(transaction.objectStore(TABLE), reject);
       transaction.oncomplete = () => resolve(asked.result);
-      transaction.onabort = () => reject(transaction.error ?? asked.error ?? new Error('the browser gave up writing'));
+      transaction.onabort = () => reject(transaction.error ?? asked.error ?? new Error('the browser aborted the write'));
     });
   }
 
@@ -55,7 +55,7 @@ class DatabaseStore {
     return this.run('readonly', (table) => table.get(id));
   }
 
-  /** Keeps `renew(kept)`, `kept` being what is there now, if anything; no other tab can write in between. */
+  /** Stores `renew(kept)`, where `kept` is the stored value or undefined; no other tab can write in between. */
   update(id, renew) {
     return this.run('readwrite', (table, fail) => {
       const reading = table.get(id);

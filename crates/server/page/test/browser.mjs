@@ -169,7 +169,7 @@ const checks = [
     assert.equal(JSON.parse(text).conversations.length, 1);
     const choose = (name, content) => page.setInputFiles('#import-file', { name, mimeType: 'application/json', buffer: Buffer.from(content) });
     await choose('same.json', text);
-    await page.getByText('Imported 0 of 1; the others were here already.').waitFor();
+    await page.getByText('Imported 0 of 1; the others exist already.').waitFor();
     await page.locator('#list .open').first().focus();
     await page.keyboard.press('Delete');
     await page.waitForFunction(() => document.querySelectorAll('#list li').length === 0);
@@ -443,13 +443,13 @@ const checks = [
     await setMock({ loading: true });
     const visitor = await visit(mockUrl, { expectErrors: true });
     const { page } = visitor;
-    await page.getByText('The model is being loaded.').waitFor();
+    await page.getByText('The model is loading.').waitFor();
     await setMock({ loading: false });
     await ready(page);
     assert.equal(await page.locator('#banner').isVisible(), false);
     await setMock({ busy: 1 });
     await ask(page, 'hello');
-    await page.getByText('The server is busy. Asking again in').waitFor();
+    await page.getByText('The server is busy. Retrying in').waitFor();
     await settled(page);
     assert.ok((await lastAnswer(page)).length > 20);
     await setMock({ down: true });
@@ -466,7 +466,7 @@ const checks = [
     await page.waitForSelector('#key[open]');
     await page.fill('#key-input', 'wrong');
     await page.keyboard.press('Enter');
-    await page.getByText('The server does not take this key.').waitFor();
+    await page.getByText('The server rejected this key.').waitFor();
     await page.fill('#key-input', 'secret');
     await page.keyboard.press('Enter');
     await ready(page);
@@ -481,7 +481,7 @@ const checks = [
     const visitor = await visit(mockUrl, { expectErrors: true });
     const { page } = visitor;
     await ask(page, 'overflow');
-    await page.getByText('The conversation is 41,237 tokens long, the context holds 32,768.').waitFor();
+    await page.getByText('The conversation has 41,237 tokens, but the context holds 32,768.').waitFor();
     await page.click('.problem .primary');
     assert.equal(await page.locator('#input').inputValue(), 'overflow');
     assert.equal(await count(page, '.welcome'), 1);
@@ -490,7 +490,7 @@ const checks = [
     assert.ok((await lastAnswer(page)).length > 10, 'what had come is lost');
     await page.click('#new-chat');
     await ask(page, 'please break');
-    await page.locator('#messages').getByText(/broke off/).first().waitFor();
+    await page.locator('#messages').getByText(/connection was lost|closed the connection/).first().waitFor();
     await visitor.done();
   }],
 

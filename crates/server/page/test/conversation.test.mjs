@@ -53,7 +53,7 @@ test('two copies of a conversation become one', () => {
   const last = pathOf(here).at(-1);
   const answer = addMessage(here, last.id, { role: 'assistant', content: 'half', pending: true });
   const there = structuredClone(here);
-  // Here the answer goes on; there somebody asks something else and renames.
+  // Here the answer goes on; in the other tab another message is sent and the conversation renamed.
   answer.content = 'half an answer';
   addMessage(there, last.id, { role: 'user', content: 'from there' });
   there.title = 'renamed';
@@ -108,12 +108,12 @@ test('a bad file is refused with a sentence', () => {
   check((file) => (file.conversations[0] = null), /conversation 1 is not an object/);
   check((file) => (file.conversations[0].messages = 'x'), /no list of messages/);
   check((file) => (file.conversations[0].messages[0].role = 'root'), /unknown role "root"/);
-  check((file) => (file.conversations[0].messages[0].content = 5), /the content of message 1 of conversation 1 is not a text/);
-  check((file) => (file.conversations[0].messages[2].parent = 'nobody'), /answers a message that is not there/);
-  check((file) => (file.conversations[0].messages[1].id = file.conversations[0].messages[0].id), /has the name of another/);
+  check((file) => (file.conversations[0].messages[0].content = 5), /the content of message 1 of conversation 1 is not a string/);
+  check((file) => (file.conversations[0].messages[2].parent = 'missing'), /has a parent that is missing/);
+  check((file) => (file.conversations[0].messages[1].id = file.conversations[0].messages[0].id), /has the id of another message/);
   check((file) => (file.conversations[0].messages[0].id = '"]<'), /no usable id/);
   check((file) => (file.conversations[0].messages[0].calls = [1]), /tool call/);
-  check((file) => file.conversations[0].messages.reverse(), /not there/);
+  check((file) => file.conversations[0].messages.reverse(), /is missing/);
 });
 
 test('search and titles', () => {
@@ -150,7 +150,7 @@ test('settings become request fields', () => {
     temperature: 0, top_k: 20, enable_thinking: false,
     response_format: { type: 'json_schema', json_schema: { name: 'answer', strict: true, schema: { type: 'object' } } },
   });
-  assert.throws(() => requestFields({ ...settings, schema: '[1]' }), /an object is expected/);
+  assert.throws(() => requestFields({ ...settings, schema: '[1]' }), /must be an object/);
   assert.throws(() => requestFields({ ...settings, tools: '{' }), /not JSON/);
   assert.equal(parseNumber('temperature', ' '), null);
   assert.equal(parseNumber('temperature', '0.7'), 0.7);
@@ -160,7 +160,7 @@ test('settings become request fields', () => {
 });
 
 test('a full context is told with both numbers', () => {
-  assert.match(explainContext('the prompt has 41237 tokens, the context holds 32768', 32768), /41,237 tokens long, the context holds 32,768/);
-  assert.match(explainContext('maximum context length is 2048 tokens, you asked for 3000', null), /3,000 tokens long, the context holds 2,048/);
+  assert.match(explainContext('the prompt has 41237 tokens, the context holds 32768', 32768), /41,237 tokens, but the context holds 32,768/);
+  assert.match(explainContext('maximum context length is 2048 tokens, you asked for 3000', null), /3,000 tokens, but the context holds 2,048/);
   assert.equal(explainContext('too long', null), 'too long');
 });

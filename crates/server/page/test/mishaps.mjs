@@ -66,7 +66,7 @@ export const mishaps = [
     const second = await visit(first.page.url(), { beside: first });
     await ready(second.page);
     await askLong(first.page);
-    await second.page.getByText('This answer is being written in another tab.').waitFor();
+    await second.page.getByText('This answer is being generated in another tab.').waitFor();
     // An open edit survives what the other tab writes.
     await second.page.locator('[aria-label="Edit and send again"]').first().click();
     await second.page.keyboard.type(' there');
