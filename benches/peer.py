@@ -121,7 +121,7 @@ def experts_per_token(mlx):
 
 
 def bench_tokens(count, vocab):
-    """The prompt that the first repeat of `millstream bench` draws, token for token (crates/cli/src/commands/bench.rs)."""
+    """The prompt that the first repeat of `millstream bench` draws, token for token (crates/workbench/src/bench.rs)."""
     return [((index + 1) * 0x9E3779B97F4A7C15 % 2**64 >> 20) % vocab for index in range(count)]
 
 

@@ -17,4 +17,3 @@ pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod simulate;
 pub(crate) mod synth;
-pub(crate) mod synthesize;

@@ -87,7 +87,7 @@ fn dispatch(
         Command::Bench(args) => commands::bench::run(args, invocation)?,
         Command::Logits(args) => commands::logits::run(args, invocation)?,
         Command::Perplexity(args) => commands::perplexity::run(args, invocation)?,
-        Command::Synth(args) => commands::synthesize::run(args, invocation)?,
+        Command::Synth(args) => commands::synth::run(args, invocation)?,
         Command::Repack(args) => commands::repack::run(args, invocation)?,
         Command::Simulate(args) => commands::simulate::run(args, invocation)?,
         Command::Config(args) => commands::config::run(args, matches, overlay)?,

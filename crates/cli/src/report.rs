@@ -133,7 +133,9 @@ fn hints(error: &anyhow::Error) -> Vec<String> {
             hints.extend(error.hint().iter().flat_map(|hint| hint.lines()).map(str::to_owned));
         } else if let Some(error) = cause.downcast_ref::<engine::Error>() {
             hints.extend(engine_hint(error));
-        } else if let Some(error) = cause.downcast_ref::<crate::commands::synth::Error>() {
+        } else if let Some(workbench::Error::Engine(error)) = cause.downcast_ref() {
+            hints.extend(engine_hint(error));
+        } else if let Some(error) = cause.downcast_ref::<workbench::synth::Error>() {
             hints.extend(error.hint());
         }
     }

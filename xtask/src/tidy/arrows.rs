@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Finding;
 
 /// A crate and all it may depend on. `cli` may depend on everything.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("machine", &[]),
     ("checkpoint", &["machine"]),
     ("compute", &["machine"]),
@@ -19,6 +19,10 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("engine", &["machine", "checkpoint", "compute", "state", "model", "text", "experts"]),
     ("hub", &["machine"]),
     ("server", &["machine", "engine", "text"]),
+    (
+        "workbench",
+        &["machine", "checkpoint", "compute", "experts", "state", "text", "model", "engine"],
+    ),
 ];
 const KNOWS_EVERYTHING: &str = "cli";
 

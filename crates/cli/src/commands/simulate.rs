@@ -1,18 +1,14 @@
 //! `millstream simulate`: how often experts would have been in memory, by size of the memory and policy.
-//!
-//! Replays a routing log; the model is not needed. At the size of the recorded run the counts of the
-//! built-in policy are those the run had.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use experts::routing_log::{self, Header, LoggedVisit};
-use experts::simulate::{self, Outcome, Policy, Tally};
+use experts::simulate::Policy;
 use experts::{Geometry, Slots};
-use serde::Serialize;
+use workbench::simulate::Report;
 
 use crate::args::{GlobalArgs, SimulateArgs};
 use crate::console::{Align, print_json, table};
@@ -20,64 +16,15 @@ use crate::invocation::Invocation;
 use crate::report::Advised;
 use crate::size;
 
-/// Sizes that are tried, in percent of all experts.
-const PERCENT: [usize; 10] = [2, 4, 8, 11, 16, 25, 33, 50, 75, 100];
-
-/// What is printed.
-#[derive(Debug, Serialize)]
-struct Report {
-    file: String,
-    /// Layers with experts.
-    layers: usize,
-    /// Experts of all layers.
-    experts: usize,
-    /// Experts of all layers that one token uses.
-    experts_per_token: usize,
-    /// Tokens in steps of a few, which keep what they read.
-    decode_tokens: u64,
-    /// Tokens in longer steps, which pass through.
-    prompt_tokens: u64,
-    /// Memory of everything but the slots.
-    fixed_bytes: u64,
-    sizes: Vec<SizeReport>,
-}
-
-/// One size of the memory.
-#[derive(Debug, Serialize)]
-struct SizeReport {
-    /// Slots, those that experts pass through included.
-    slots: usize,
-    /// Experts that are kept, and which share of all.
-    kept: usize,
-    kept_share: f64,
-    /// Memory of the slots, and with everything else.
-    slots_bytes: u64,
-    memory_bytes: u64,
-    /// Whether the recorded run had it.
-    recorded: bool,
-    /// Whether it is what the options ask for.
-    asked: bool,
-    policies: BTreeMap<&'static str, PolicyReport>,
-}
-
-/// What a policy comes to. Rates are null where nothing was recorded of the kind.
-#[derive(Debug, Serialize)]
-struct PolicyReport {
-    /// While decoding.
-    hit_rate: Option<f64>,
-    read_bytes_per_token: Option<u64>,
-    /// In prompts.
-    prompt_hit_rate: Option<f64>,
-    prompt_read_bytes_per_token: Option<u64>,
-    /// In both.
-    hits: u64,
-    misses: u64,
-}
-
 pub(crate) fn run(args: &SimulateArgs, invocation: &Invocation) -> Result<()> {
     let (header, visits) = read(&args.file)?;
     let asked = asked_slots(&header, &invocation.global)?;
-    let report = simulate(&args.file, &header, &visits, asked.as_ref())?;
+    let report = workbench::simulate::run(
+        args.file.display().to_string(),
+        &header,
+        &visits,
+        asked.as_ref(),
+    )?;
     if args.json {
         return print_json(&report);
     }
@@ -117,91 +64,6 @@ fn asked_slots(header: &Header, global: &GlobalArgs) -> Result<Option<Slots>> {
         return Err(Advised::new(message, format!("{option} {} would", typed(least))).into());
     };
     Ok(Some(slots))
-}
-
-fn simulate(
-    path: &Path,
-    header: &Header,
-    visits: &[LoggedVisit],
-    asked: Option<&Slots>,
-) -> Result<Report> {
-    let geometry = Geometry::new(&header.layers);
-    let experts = geometry.experts();
-    let mut sizes: Vec<Slots> = PERCENT
-        .iter()
-        .map(|percent| keeping(&geometry, experts * percent / 100))
-        .collect::<Result<_>>()?;
-    sizes.push(header.slots.clone());
-    sizes.extend(asked.cloned());
-    sizes.sort_by_key(|slots| (slots.kept(), slots.staging()));
-    sizes.dedup();
-    let layers = header.layers.iter().flatten().count();
-    let mut reports = Vec::new();
-    let mut outcome = Outcome::default();
-    for slots in sizes {
-        let mut policies = BTreeMap::new();
-        for policy in Policy::ALL {
-            outcome = simulate::run(header, visits, &slots, policy)?;
-            policies.insert(policy.name(), PolicyReport::new(&outcome, layers));
-        }
-        reports.push(SizeReport {
-            slots: slots.kept() + slots.staging(),
-            kept: slots.kept(),
-            kept_share: slots.kept() as f64 / experts as f64,
-            slots_bytes: slots.bytes,
-            memory_bytes: header.fixed_bytes.saturating_add(slots.bytes),
-            recorded: slots == header.slots,
-            asked: asked == Some(&slots),
-            policies,
-        });
-    }
-    Ok(Report {
-        file: path.display().to_string(),
-        layers,
-        experts,
-        experts_per_token: geometry.experts_per_token(),
-        // The same in every run over the log.
-        decode_tokens: outcome.decode.rows / layers as u64,
-        prompt_tokens: outcome.prompt.rows / layers as u64,
-        fixed_bytes: header.fixed_bytes,
-        sizes: reports,
-    })
-}
-
-/// The fewest slots that keep this many experts, or the fewest that run the model.
-fn keeping(geometry: &Geometry, kept: usize) -> Result<Slots> {
-    let mut least: usize = geometry.classes().iter().map(|class| class.experts_per_token).sum();
-    let mut most = least;
-    while geometry.with_total(most)?.kept() < kept {
-        most = most.saturating_mul(2);
-    }
-    while least < most {
-        let middle = least.midpoint(most);
-        if geometry.with_total(middle)?.kept() >= kept {
-            most = middle;
-        } else {
-            least = middle + 1;
-        }
-    }
-    Ok(geometry.with_total(least)?)
-}
-
-impl PolicyReport {
-    fn new(outcome: &Outcome, layers: usize) -> PolicyReport {
-        // Each token is a row of every layer.
-        let per_token = |tally: &Tally| {
-            let bytes = u128::from(tally.read_bytes) * layers as u128;
-            bytes.checked_div(u128::from(tally.rows)).map(|bytes| bytes as u64)
-        };
-        PolicyReport {
-            hit_rate: outcome.decode.hit_rate(),
-            read_bytes_per_token: per_token(&outcome.decode),
-            prompt_hit_rate: outcome.prompt.hit_rate(),
-            prompt_read_bytes_per_token: per_token(&outcome.prompt),
-            hits: outcome.counts().hits,
-            misses: outcome.counts().misses,
-        }
-    }
 }
 
 fn text(report: &Report) -> String {

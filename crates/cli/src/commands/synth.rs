@@ -1,270 +1,47 @@
-//! `millstream synth`: checkpoints of real shapes with random weights, for benchmarks beside peers.
-//!
-//! The same seed gives the same model as an MLX folder (affine 4-bit, f16 scales and biases) and
-//! as a GGUF file (Q4_1): every weight decodes to the same f32 in both. The experts of gpt-oss are mxfp4,
-//! and it has no GGUF here. Draft heads of the same shapes are written for what they cost. Nothing here runs a model.
+//! `millstream synth`: from options to a request, and a bar while it is written.
 
-mod draw;
-mod gguf;
-mod heads;
-mod mlx;
-mod parts;
-mod router;
-mod shape;
-mod tensors;
-#[cfg(test)]
-mod tests;
-mod vocabulary;
+use anyhow::Result;
+use workbench::synth::{Error, Format, HeadKind, Request, Router, Values, write};
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-
-use machine::disk::Disk;
-
+use crate::args::{SynthArgs, SynthFormat, SynthHead, SynthRouter};
+use crate::console::say;
+use crate::interrupt::{self, Answering};
+use crate::invocation::Invocation;
+use crate::report::Interrupted;
 use crate::size;
 
-pub(crate) use heads::Head;
-pub(crate) use parts::Progress;
-pub(crate) use router::Router;
-pub(crate) use shape::Shape;
-
-/// Bits of a code.
-const BITS: usize = 4;
-
-/// Groups that MLX's affine mode knows.
-const GROUPS: [usize; 3] = [32, 64, 128];
-
-/// What to write.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) shape: Shape,
-    /// The first so many layers of the shape.
-    pub(crate) layers: usize,
-    /// A head for such a model, not the model.
-    pub(crate) head: Option<Head>,
-    pub(crate) values: Values,
-    pub(crate) format: Format,
-    /// A folder for MLX, a file for GGUF.
-    pub(crate) out: PathBuf,
-    /// Whether `out` may be replaced.
-    pub(crate) force: bool,
-    pub(crate) threads: usize,
-}
-
-/// What decides the weights' values.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Values {
-    pub(crate) seed: u64,
-    /// Weights that share a scale; a GGUF repeats it for each 32.
-    pub(crate) group: usize,
-    pub(crate) router: Router,
-}
-
-/// The kind of checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    Mlx,
-    Gguf,
-}
-
-impl Request {
-    /// Checks the names and numbers a user gives.
-    pub(crate) fn new(
-        like: &str,
-        layers: Option<usize>,
-        values: Values,
-        format: Format,
-        out: PathBuf,
-    ) -> Result<Request, Error> {
-        let shape = shape::find(like)?;
-        let layers = layers.unwrap_or(shape.layers);
-        if layers == 0 || layers > shape.layers {
-            return Err(Error::Layers { name: shape.name, have: shape.layers, got: layers });
-        }
-        if !GROUPS.contains(&values.group) {
-            return Err(Error::Group { got: values.group });
-        }
-        if !shape.hidden.is_multiple_of(values.group) {
-            return Err(Error::GroupOf { name: shape.name, got: values.group });
-        }
-        if values.router == Router::Tuned && !shape.has_experts() {
-            return Err(Error::NoRouter { name: shape.name });
-        }
-        if format == Format::Gguf
-            && matches!(shape.family, shape::Family::GptOss | shape::Family::Gemma4)
-        {
-            return Err(Error::NoGguf { name: shape.name });
-        }
-        let threads = machine::cpu::core_count();
-        Ok(Request { shape, layers, head: None, values, format, out, force: false, threads })
-    }
-
-    /// Bytes the weights will take.
-    pub(crate) fn weight_bytes(&self) -> u64 {
-        let tensors = self.tensors();
-        match self.format {
-            Format::Mlx => mlx::weight_bytes(&tensors, self.values),
-            Format::Gguf => gguf::weight_bytes(&tensors, self.values),
-        }
-    }
-
-    fn tensors(&self) -> Vec<tensors::Tensor> {
-        match self.head {
-            None => tensors::tensors(&self.shape, self.layers, self.values),
-            Some(head) => head.tensors(self),
-        }
-    }
-}
-
-/// Writes the checkpoint; refuses early what cannot succeed.
-pub(crate) fn write(request: &Request, progress: Progress<'_>) -> Result<(), Error> {
-    match request.head {
-        None => refuse_existing(request)?,
-        Some(head) => head.check(request)?,
-    }
-    refuse_full_disk(&request.out, request.weight_bytes())?;
-    if let Some(head) = request.head {
-        return head.write(request, progress);
-    }
-    let tensors = request.tensors();
-    match request.format {
-        Format::Mlx => mlx::write(request, &tensors, progress),
-        Format::Gguf => gguf::write(request, &tensors, progress),
-    }
-}
-
-fn refuse_existing(request: &Request) -> Result<(), Error> {
-    let out = &request.out;
-    let Ok(found) = fs::metadata(out) else { return Ok(()) };
-    match request.format {
-        Format::Gguf if found.is_dir() => return Err(Error::IsFolder { path: out.clone() }),
-        Format::Mlx if !found.is_dir() => return Err(Error::IsFile { path: out.clone() }),
-        Format::Gguf | Format::Mlx => {}
-    }
-    let empty = match found.is_dir() {
-        // What an earlier attempt left behind is as good as nothing.
-        true if out.join(mlx::UNFINISHED).exists() => true,
-        true => fs::read_dir(out).map_err(|source| Error::io(out, source))?.next().is_none(),
-        false => found.len() == 0,
+pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
+    let format = match args.format {
+        SynthFormat::Mlx => Format::Mlx,
+        SynthFormat::Gguf => Format::Gguf,
     };
-    if empty || request.force { Ok(()) } else { Err(Error::Exists { path: out.clone() }) }
-}
-
-fn refuse_full_disk(out: &Path, needed: u64) -> Result<(), Error> {
-    let existing = out.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
-    // A relative path without folders has "" as its last ancestor.
-    let existing = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
-    match Disk::of(existing).ok().and_then(|disk| disk.free_bytes) {
-        Some(free) if free < needed => {
-            Err(Error::Space { path: existing.to_owned(), needed, free })
-        }
-        // Where the free space is not known, writing will tell.
-        Some(_) | None => Ok(()),
+    let router = match args.router {
+        SynthRouter::Uniform => Router::Uniform,
+        SynthRouter::Tuned => Router::Tuned,
+    };
+    let values = Values { seed: args.seed, group: args.group, router };
+    let mut request = Request::new(&args.like, args.layers, values, format, args.out.clone())?;
+    match args.head {
+        None => {}
+        Some(SynthHead::Mtp) => request.set_head(HeadKind::Mtp)?,
+        Some(SynthHead::Dflash) => request.set_head(HeadKind::Dflash)?,
     }
-}
-
-/// What can go wrong. [`Error::hint`] says what to do about it.
-#[derive(Debug)]
-pub(crate) enum Error {
-    UnknownShape { name: String },
-    Layers { name: &'static str, have: usize, got: usize },
-    Group { got: usize },
-    GroupOf { name: &'static str, got: usize },
-    NoGguf { name: &'static str },
-    NoRouter { name: &'static str },
-    NoHead { name: &'static str, head: &'static str },
-    OtherModel { path: PathBuf, name: &'static str, got: String },
-    Exists { path: PathBuf },
-    IsFolder { path: PathBuf },
-    IsFile { path: PathBuf },
-    Space { path: PathBuf, needed: u64, free: u64 },
-    Interrupted,
-    Io { path: PathBuf, source: io::Error },
-    Weights { path: PathBuf, source: Box<checkpoint::Error> },
-}
-
-impl Error {
-    fn io(path: &Path, source: io::Error) -> Error {
-        Error::Io { path: path.to_owned(), source }
+    request.force = args.force;
+    request.threads = invocation.global.threads.unwrap_or(request.threads);
+    let weight_bytes = request.weight_bytes();
+    let bar = invocation.console.byte_bar("writing", weight_bytes);
+    interrupt::listen();
+    let running = Answering::begin();
+    let written = write(&request, &|done, _total| {
+        bar.set_position(done);
+        if running.is_stopped() { Err(Error::Interrupted) } else { Ok(()) }
+    });
+    bar.finish_and_clear();
+    match written {
+        Err(Error::Interrupted) => return Err(Interrupted.into()),
+        other => other?,
     }
-
-    fn weights(path: &Path, source: checkpoint::Error) -> Error {
-        Error::Weights { path: path.to_owned(), source: Box::new(source) }
-    }
-
-    /// What to do about it.
-    pub(crate) fn hint(&self) -> Option<String> {
-        match self {
-            Error::UnknownShape { .. } => {
-                Some(format!("the shapes are {}", shape::names().join(", ")))
-            }
-            Error::Group { .. } => Some("the groups are 32, 64 and 128".to_owned()),
-            Error::GroupOf { .. } => Some("--group 32 fits every shape".to_owned()),
-            Error::NoRouter { .. } => Some("a tuned router is for models with experts".to_owned()),
-            Error::NoGguf { .. } => Some("--format mlx writes it".to_owned()),
-            Error::NoHead { .. } => {
-                Some("--like qwen3.5-35b-a3b has both kinds of heads".to_owned())
-            }
-            Error::OtherModel { .. } => {
-                Some("synth writes the model without --head, and then its head".to_owned())
-            }
-            Error::Exists { .. } => Some("--force replaces it".to_owned()),
-            Error::IsFolder { path } => {
-                let file = path.join("model.gguf");
-                Some(format!("a GGUF is one file, such as {}", file.display()))
-            }
-            Error::IsFile { .. } => Some("an MLX checkpoint is a folder".to_owned()),
-            Error::Space { .. } => Some("--layers N writes the first N layers only".to_owned()),
-            Error::Layers { .. }
-            | Error::Interrupted
-            | Error::Io { .. }
-            | Error::Weights { .. } => None,
-        }
-    }
-}
-
-impl std::fmt::Display for Error {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Error::UnknownShape { name } => write!(formatter, "there is no shape `{name}`"),
-            Error::Layers { name, have, got } => {
-                write!(formatter, "{name} has 1 to {have} layers, not {got}")
-            }
-            Error::Group { got } => write!(formatter, "groups of {got} are not possible"),
-            Error::GroupOf { name, got } => {
-                write!(formatter, "rows of {name} are no whole groups of {got}")
-            }
-            Error::NoGguf { name } => write!(formatter, "{name} cannot be written as GGUF"),
-            Error::NoRouter { name } => write!(formatter, "{name} has no router"),
-            Error::NoHead { name, head } => write!(formatter, "there is no {head} of {name}"),
-            Error::OtherModel { path, name, got } => {
-                write!(formatter, "{} is no model like {name}: {got}", path.display())
-            }
-            Error::Exists { path } => write!(formatter, "{} is not empty", path.display()),
-            Error::IsFolder { path } => write!(formatter, "{} is a folder", path.display()),
-            Error::IsFile { path } => write!(formatter, "{} is a file", path.display()),
-            Error::Space { path, needed, free } => write!(
-                formatter,
-                "the weights need {}, {} has {} free",
-                size::bytes(*needed),
-                path.display(),
-                size::bytes(*free)
-            ),
-            Error::Interrupted => write!(formatter, "interrupted"),
-            Error::Io { path, .. } | Error::Weights { path, .. } => {
-                write!(formatter, "cannot write {}", path.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Io { source, .. } => Some(source),
-            Error::Weights { source, .. } => Some(&**source),
-            _ => None,
-        }
-    }
+    let (out, bytes) = (args.out.display(), size::bytes(weight_bytes));
+    say!("{out}: {}, {bytes} of weights", request.description());
+    Ok(())
 }

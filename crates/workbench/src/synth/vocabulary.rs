@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-pub(crate) static TOKENIZER: &str = include_str!("../../../../../models/pebble/tokenizer.json");
+pub(crate) static TOKENIZER: &str = include_str!("../../../../models/pebble/tokenizer.json");
 pub(crate) const TOKENIZER_CONFIG: &str =
-    include_str!("../../../../../models/pebble/tokenizer_config.json");
+    include_str!("../../../../models/pebble/tokenizer_config.json");
 pub(crate) const CHAT_TEMPLATE: &str =
-    include_str!("../../../../../models/pebble/chat_template.jinja");
+    include_str!("../../../../models/pebble/chat_template.jinja");
 
 /// `<|im_end|>` and `<|endoftext|>` in Pebble's tokenizer.
 pub(crate) const END_OF_TURN: u32 = 4082;

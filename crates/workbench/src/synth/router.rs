@@ -20,7 +20,7 @@ use super::shape::{Family, Shape};
 
 /// How evenly tokens choose among the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Router {
+pub enum Router {
     /// All alike: a cache hits as often as it is large.
     Uniform,
     /// Hits as published for real models.

@@ -12,14 +12,15 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
 use engine::Runner;
 use experts::reader::{Priority, TraceEvent};
 use experts::{Activity, Statistics, StreamedBank, VisitRecord};
-use model::Logits;
+use model::{DecoderSpec, Logits};
 use serde::Serialize;
 use serde_json::json;
 use state::Sequence;
+
+use crate::{Error, Result, argmax};
 
 /// Tokens from one pause to the next.
 pub(super) const STRETCH: usize = 8;
@@ -32,35 +33,42 @@ const PLAIN_READ_BYTES: u64 = 96 << 20;
 
 /// What reading experts came to while tokens were decoded.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct StreamedRun {
+pub struct StreamedRun {
     /// Share of the wanted experts that were in memory.
-    pub(super) hit_rate: f64,
-    pub(super) read_bytes_per_token: u64,
+    pub hit_rate: f64,
+    /// Bytes that were read for a token.
+    pub read_bytes_per_token: u64,
     /// Throughput while at least one read was outstanding, as a share of the disk's own.
-    pub(super) read_share: f64,
+    pub read_share: f64,
     /// Speed as a share of what is possible without knowing the routing before the router.
-    pub(super) bound_share: f64,
+    pub bound_share: f64,
     /// The same if all reads could hide behind all computing.
-    pub(super) ideal_share: f64,
+    pub ideal_share: f64,
     /// Share of the time in which nothing could be computed because of reads.
-    pub(super) waiting_share: f64,
+    pub waiting_share: f64,
     /// The rest of it, in which something was computed.
-    pub(super) computing_share: f64,
+    pub computing_share: f64,
     /// A plain read of the same requests, bytes per second.
-    pub(super) disk_bandwidth: f64,
+    pub disk_bandwidth: f64,
     /// From request to arrival, microseconds.
-    pub(super) read_latency_us: Percentiles,
+    pub read_latency_us: Percentiles,
     /// Tokens per second if everything were in memory: the rehearsal.
-    pub(super) resident_tok_s: f64,
-    pub(super) slots: usize,
+    pub resident_tok_s: f64,
+    /// Experts that are kept.
+    pub slots: usize,
 }
 
+/// Of how long something took.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Percentiles {
-    pub(super) p50: u64,
-    p90: u64,
-    pub(super) p99: u64,
-    max: u64,
+pub struct Percentiles {
+    /// Half took no longer.
+    pub p50: u64,
+    /// Nine of ten took no longer.
+    pub p90: u64,
+    /// All but one in a hundred took no longer.
+    pub p99: u64,
+    /// The longest.
+    pub max: u64,
 }
 
 impl std::fmt::Display for Percentiles {
@@ -155,7 +163,7 @@ impl Rehearsal {
             }
             let start = Instant::now();
             runner.feed(&mut copy, &[index as u32], Logits::Last, |_, logits| {
-                std::hint::black_box(super::super::logits::argmax(logits));
+                std::hint::black_box(argmax(logits));
             })?;
             let seconds = start.elapsed().as_secs_f64();
             if index > 0 {
@@ -182,9 +190,8 @@ impl Rehearsal {
 
 impl Stopped {
     /// Compares what was seen with what was measured in the pauses.
-    pub(super) fn judge(&self, runner: &Runner) -> Result<StreamedRun> {
-        let bank = runner.streamed().context("the experts are in memory")?;
-        let layers = runner.spec().moe_layers().count();
+    pub(super) fn judge(&self, bank: &StreamedBank, spec: &DecoderSpec) -> StreamedRun {
+        let layers = spec.moe_layers().count();
         let disk = self.watch.plain.rate();
         let token_seconds = self.watch.rehearsal.token_seconds();
         let visit_seconds = self.watch.rehearsal.visit_seconds(layers);
@@ -205,7 +212,7 @@ impl Stopped {
         let waiting_share = waited / self.seconds;
         let busy = reads.busy.as_secs_f64();
         let us = |share| reads.from_submit.percentile(share).as_micros() as u64;
-        Ok(StreamedRun {
+        StreamedRun {
             hit_rate: hits as f64 / (hits + misses).max(1) as f64,
             read_bytes_per_token: reads.bytes / self.tokens.max(1) as u64,
             read_share: if busy > 0.0 { reads.bytes as f64 / busy / disk } else { 1.0 },
@@ -222,13 +229,13 @@ impl Stopped {
             },
             resident_tok_s: 1.0 / token_seconds,
             slots: bank.options().slots.kept(),
-        })
+        }
     }
 
     /// Writes what happened in the form that trace viewers read.
     pub(super) fn write_trace(&self, path: &Path) -> Result<()> {
-        let failed = || format!("cannot write {}", path.display());
-        let mut file = BufWriter::new(File::create(path).with_context(failed)?);
+        let failed = |source| Error::Write { path: path.to_owned(), source };
+        let mut file = BufWriter::new(File::create(path).map_err(failed)?);
         let us = |at: Instant| at.saturating_duration_since(self.watch.started).as_micros() as u64;
         let mut events = Vec::new();
         let name = |thread: u32, name: &str| json!({"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}});
@@ -260,8 +267,9 @@ impl Stopped {
                 },
             }));
         }
-        serde_json::to_writer(&mut file, &json!({ "traceEvents": events })).with_context(failed)?;
-        file.flush().with_context(failed)
+        let written = serde_json::to_writer(&mut file, &json!({ "traceEvents": events }));
+        written.map_err(|error| failed(error.into()))?;
+        file.flush().map_err(failed)
     }
 }
 

@@ -328,7 +328,7 @@ fn check_runs(like: &str, router: Router) {
         let mean = logits.iter().sum::<f32>() / count;
         let std = (logits.iter().map(|logit| (logit - mean).powi(2)).sum::<f32>() / count).sqrt();
         assert!((2.0..4.0).contains(&std), "logits of deviation {std}");
-        answers.push(crate::commands::logits::argmax(logits));
+        answers.push(crate::argmax(logits));
     };
     runner.feed(&mut sequence, &tokens, model::Logits::All, row).expect("runs");
     answers.sort_unstable();

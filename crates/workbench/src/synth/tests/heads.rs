@@ -6,8 +6,8 @@ use engine::{Engine, Event, HeadOptions, Options, Request as Ask, Runner, Specul
 use model::HeadSpec;
 
 use super::*;
-use crate::commands::synth::heads::{Head, dflash_config};
-use crate::commands::synth::shape::{Dflash, dflash};
+use crate::synth::heads::{Head, dflash_config};
+use crate::synth::shape::{Dflash, dflash};
 
 const LIKE: &str = "tiny-qwen3.5-moe";
 

@@ -4,7 +4,7 @@
 //! have in other families. As in published 4-bit files the dense layers have eight bits.
 
 use super::{Content, Fill, LOGIT_STD, List, Router};
-use crate::commands::synth::shape::{FeedForward, Gemma};
+use crate::synth::shape::{FeedForward, Gemma};
 
 /// Bits of the dense layers.
 const DENSE_BITS: usize = 8;

@@ -3,8 +3,8 @@
 //! Only MLX folders have them, so nothing here has a GGUF name.
 
 use super::{Content, Fill, List, Order, Shape, Tensor, Values};
-use crate::commands::synth::router::Router;
-use crate::commands::synth::shape::Dflash;
+use crate::synth::router::Router;
+use crate::synth::shape::Dflash;
 
 /// An MTP head of Qwen3.5: what joins embedding and hidden state, one full-attention layer, its norms.
 pub(crate) fn mtp(shape: &Shape, values: Values) -> Vec<Tensor> {

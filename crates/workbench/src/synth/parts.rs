@@ -18,7 +18,7 @@ const CHUNKS_AHEAD: usize = 2;
 const Q4_1_BYTES: usize = 4 + BLOCK_BYTES;
 
 /// Is told how many of how many bytes are written; an error ends it.
-pub(crate) type Progress<'a> = &'a dyn Fn(u64, u64) -> Result<(), Error>;
+pub type Progress<'a> = &'a dyn Fn(u64, u64) -> Result<(), Error>;
 
 /// A tensor of a file.
 pub(crate) struct Part {
