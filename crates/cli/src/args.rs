@@ -13,16 +13,16 @@ mod speculation;
 
 use std::path::PathBuf;
 
-use clap::builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser};
+use clap::builder::BoolishValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use compute::memory::KvFormat;
 use engine::Streaming;
-use machine::cpu::Isa;
 
 use crate::size::Size;
 pub(crate) use generation::{RunArgs, SamplingArgs};
 pub(crate) use measure::{
-    BenchArgs, LogitsArgs, PerplexityArgs, SynthArgs, SynthFormat, SynthHead, SynthRouter,
+    BenchArgs, LogitsArgs, MeasuringArgs, PerplexityArgs, RecordArgs, SlotsArgs, SynthArgs,
+    SynthFormat, SynthHead, SynthRouter,
 };
 pub(crate) use repack::RepackArgs;
 pub(crate) use serve::{ServeArgs, ServiceArgs};
@@ -74,30 +74,14 @@ pub(crate) struct GlobalArgs {
     pub(crate) stream_experts: StreamExperts,
 
     /// Memory for experts that are read from the disk; by default what is left of --memory
-    #[arg(
-        long,
-        global = true,
-        value_name = "SIZE",
-        env = "MILLSTREAM_EXPERT_CACHE",
-        value_parser = some_memory,
-        conflicts_with = "expert_slots"
-    )]
+    #[arg(long, global = true, value_name = "SIZE", env = "MILLSTREAM_EXPERT_CACHE",
+          value_parser = some_memory)]
     pub(crate) expert_cache: Option<Size>,
-
-    /// The same as a number of experts, of all layers together
-    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_EXPERT_SLOTS",
-          value_parser = at_least_one)]
-    pub(crate) expert_slots: Option<usize>,
 
     /// Experts each token uses in a layer, if fewer than the model asks for; changes what it says
     #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_EXPERTS_PER_TOKEN",
           value_parser = at_least_one)]
     pub(crate) experts_per_token: Option<usize>,
-
-    /// Write which experts are wanted to a file, for `millstream simulate`
-    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_RECORD_ROUTING",
-          value_hint = clap::ValueHint::FilePath)]
-    pub(crate) record_routing: Option<PathBuf>,
 
     /// How keys and values are kept
     #[arg(long, global = true, value_enum, default_value_t = Kv::F16, env = "MILLSTREAM_KV")]
@@ -107,11 +91,6 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_THREADS",
           value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
-
-    /// Instruction set of the kernels; by default the best that works
-    #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_ISA",
-          value_parser = isa_parser())]
-    pub(crate) isa: Option<Isa>,
 
     /// What is said on standard error
     #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn,
@@ -177,6 +156,24 @@ pub(crate) enum Command {
     Reference(ReferenceArgs),
 }
 
+impl Command {
+    /// The options of measuring that this command has and was given.
+    pub(crate) fn measuring(&self) -> MeasuringArgs {
+        let slots = |slots: &SlotsArgs| MeasuringArgs { slots: *slots, ..MeasuringArgs::default() };
+        match self {
+            Command::Bench(args) => args.measuring.clone(),
+            Command::Logits(args) => args.measuring.clone(),
+            Command::Perplexity(args) => args.measuring.clone(),
+            Command::Plan(args) => slots(&args.slots),
+            Command::Simulate(args) => slots(&args.slots),
+            Command::Run(args) => {
+                MeasuringArgs { record: args.record.clone(), ..MeasuringArgs::default() }
+            }
+            _ => MeasuringArgs::default(),
+        }
+    }
+}
+
 /// `millstream plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
@@ -186,6 +183,9 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
+    /// How many experts are kept.
+    #[command(flatten)]
+    pub(crate) slots: SlotsArgs,
 }
 
 /// `millstream show`.
@@ -374,10 +374,6 @@ fn at_least_one(text: &str) -> Result<usize, &'static str> {
         Ok(0) | Err(_) => Err("expected a whole number from 1"),
         Ok(number) => Ok(number),
     }
-}
-
-fn isa_parser() -> impl TypedValueParser<Value = Isa> {
-    PossibleValuesParser::new(Isa::ALL.map(Isa::name)).try_map(|name| name.parse::<Isa>())
 }
 
 #[cfg(test)]

@@ -84,12 +84,6 @@ impl Invocation {
         if asked.speculation == When::Off {
             return Ok(Engine::new(runner));
         }
-        if let Some(most) = asked.num_draft_tokens {
-            speculation.most = most;
-        }
-        if let Some(size) = asked.dflash_block_size {
-            speculation.head = Some(size - 1);
-        }
         if let Some(Draft { model, plan }) = pair.draft {
             speculation.draft_model = Some(self.load_weights(&model, plan)?);
         }

@@ -11,7 +11,7 @@ use hub::Location;
 use machine::memory::Memory;
 use model::DecoderSpec;
 
-use crate::args::{GlobalArgs, StreamExperts};
+use crate::args::{GlobalArgs, MeasuringArgs, StreamExperts};
 use crate::builtin::Builtin;
 use crate::commands::repack;
 use crate::console::{Console, Tone, say};
@@ -27,6 +27,8 @@ const CONVERSATION_CHECKPOINTS: usize = 2;
 pub(crate) struct Invocation {
     /// Options of every command.
     pub(crate) global: GlobalArgs,
+    /// Options of the commands that measure.
+    pub(crate) measuring: MeasuringArgs,
     /// Where to talk.
     pub(crate) console: Console,
     /// Where models may be.
@@ -105,7 +107,7 @@ impl Invocation {
             let options = [
                 ("--stream-experts always", global.stream_experts == StreamExperts::Always),
                 ("--expert-cache", global.expert_cache.is_some()),
-                ("--expert-slots", global.expert_slots.is_some()),
+                ("--expert-slots", self.measuring.slots.expert_slots.is_some()),
                 ("--experts-per-token", global.experts_per_token.is_some()),
             ];
             let given = options.iter().filter(|(_, is_given)| *is_given);
@@ -162,7 +164,7 @@ impl Invocation {
             threads: self.global.threads,
             streaming: self.global.stream_experts.into(),
             expert_cache_bytes: self.global.expert_cache.map(|size| size.0),
-            expert_slots: self.global.expert_slots,
+            expert_slots: self.measuring.slots.expert_slots,
             ..PlanRequest::default()
         }
     }
@@ -225,13 +227,15 @@ impl Invocation {
 
     /// The options of `--isa` and `--threads`.
     pub(crate) fn choose_kernels(&self, options: &mut Options) {
-        options.isa = self.global.isa.unwrap_or(options.isa);
+        options.isa = self.measuring.isa.unwrap_or(options.isa);
         options.threads = self.global.threads.unwrap_or(options.threads);
     }
 
     /// Loads a model as planned, showing a bar, unless it would not fit; records its routing, if that was asked for.
     pub(crate) fn load_planned(&self, model: &OpenModel, plan: Plan) -> Result<Runner> {
-        let Some(path) = &self.global.record_routing else { return self.load_weights(model, plan) };
+        let Some(path) = &self.measuring.record.record_routing else {
+            return self.load_weights(model, plan);
+        };
         if plan.fits {
             check_routing_log(path, &plan)?;
         }
@@ -268,7 +272,7 @@ impl Invocation {
             let choice = engine::probe(&model.checkpoint, &model.spec)?;
             let global = &self.global;
             let asked = matches!(global.stream_experts, StreamExperts::Always)
-                || global.expert_slots.is_some()
+                || self.measuring.slots.expert_slots.is_some()
                 || global.expert_cache.is_some();
             if let Some(place) = model.place() {
                 Measured::of(&self.environment).keep_disk(&place, choice.clone());

@@ -104,11 +104,21 @@ const WORDS: [(&str, &str); 4] = [
     ("invalid float literal", "expected a number"),
 ];
 
-/// Better advice than to pass an unknown option as a value: that the model is none, or nothing but to ask for help.
+/// Better advice than to pass an unknown option as a value: that other commands have it, that the model is none, or
+/// nothing but to ask for help.
 fn advise_on_unknown(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
-    if error.kind() != ErrorKind::UnknownArgument || error.get(ContextKind::SuggestedArg).is_some()
-    {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return;
+    }
+    let owners = flag.strip_prefix("--").map_or_else(Vec::new, commands_with);
+    if !owners.is_empty() {
+        let hint = format!("`{flag}` is an option of {}", owners.join(", "));
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+        return;
+    }
+    if error.get(ContextKind::SuggestedArg).is_some() {
         return;
     }
     // A prompt may well begin with a dash, but not like this.
@@ -121,6 +131,15 @@ fn advise_on_unknown(error: &mut clap::Error) {
     } else if is_option {
         error.remove(ContextKind::Suggested);
     }
+}
+
+/// The commands that have an option of this name.
+fn commands_with(long: &str) -> Vec<String> {
+    let program = crate::args::command();
+    let commands = program.get_subcommands().filter(|command| !command.is_hide_set());
+    let has =
+        |command: &&clap::Command| command.get_arguments().any(|arg| arg.get_long() == Some(long));
+    commands.filter(has).map(|command| command.get_name().to_owned()).collect()
 }
 
 /// Advice for every cause that has some.

@@ -24,6 +24,9 @@ pub(crate) struct RunArgs {
     /// How to answer.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// What is written down.
+    #[command(flatten)]
+    pub(crate) record: super::RecordArgs,
 }
 
 const RUN_HELP: &str = "\

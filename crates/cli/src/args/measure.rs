@@ -2,8 +2,49 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{BoolishValueParser, RangedU64ValueParser};
+use clap::builder::{
+    BoolishValueParser, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,
+};
 use clap::{Args, ValueEnum};
+use machine::cpu::Isa;
+
+/// Heading of the options that commands which measure have in common.
+const MEASURING: &str = "Measuring";
+
+/// How a measured model runs.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = MEASURING)]
+pub(crate) struct MeasuringArgs {
+    /// Instruction set of the kernels; by default the best that works
+    #[arg(long, value_name = "NAME", env = "MILLSTREAM_ISA", value_parser = isa_parser())]
+    pub(crate) isa: Option<Isa>,
+    /// How many experts are kept.
+    #[command(flatten)]
+    pub(crate) slots: SlotsArgs,
+    /// What is written down.
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
+}
+
+/// Memory for experts, counted in experts.
+#[derive(Debug, Clone, Copy, Default, Args)]
+#[command(next_help_heading = MEASURING)]
+pub(crate) struct SlotsArgs {
+    /// The same as --expert-cache as a number of experts, of all layers together
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_EXPERT_SLOTS",
+          value_parser = super::at_least_one, conflicts_with = "expert_cache")]
+    pub(crate) expert_slots: Option<usize>,
+}
+
+/// What is written down of a run.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = MEASURING)]
+pub(crate) struct RecordArgs {
+    /// Write which experts are wanted to a file, for `millstream simulate`
+    #[arg(long, value_name = "FILE", env = "MILLSTREAM_RECORD_ROUTING",
+          value_hint = clap::ValueHint::FilePath)]
+    pub(crate) record_routing: Option<PathBuf>,
+}
 
 /// `millstream logits`.
 #[derive(Debug, Args)]
@@ -28,6 +69,9 @@ pub(crate) struct LogitsArgs {
     /// Also write `tokens`: i64, this many tokens generated greedily, not ending at the end token
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GREEDY")]
     pub(crate) greedy: Option<usize>,
+    /// How the model runs.
+    #[command(flatten)]
+    pub(crate) measuring: MeasuringArgs,
 }
 
 /// `millstream bench`.
@@ -68,6 +112,14 @@ pub(crate) struct BenchArgs {
         value_delimiter = ','
     )]
     pub(crate) fixed_draft: Vec<usize>,
+    /// For --pairs: tokens of a draft at most; how many pay is measured
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_NUM_DRAFT_TOKENS", requires = "pairs",
+          value_parser = super::at_least_one)]
+    pub(crate) num_draft_tokens: Option<usize>,
+    /// For --pairs: tokens of a DFlash block, if fewer than it was made for
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_DFLASH_BLOCK_SIZE",
+          value_parser = block_size, requires_all = ["pairs", "dflash"])]
+    pub(crate) dflash_block_size: Option<usize>,
     /// For --pairs: write what was drafted, what it took and what came of it, a line for every round
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_ROUNDS", requires = "pairs",
           value_hint = clap::ValueHint::FilePath)]
@@ -82,6 +134,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, env = "MILLSTREAM_CSV", conflicts_with = "json",
           value_parser = BoolishValueParser::new())]
     pub(crate) csv: bool,
+    /// How the model runs.
+    #[command(flatten)]
+    pub(crate) measuring: MeasuringArgs,
 }
 
 /// `millstream perplexity`.
@@ -105,6 +160,9 @@ pub(crate) struct PerplexityArgs {
     /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
+    /// How the model runs.
+    #[command(flatten)]
+    pub(crate) measuring: MeasuringArgs,
 }
 
 /// `millstream synth`.
@@ -168,8 +226,7 @@ pub(crate) enum SynthRouter {
     Tuned,
 }
 
-fn group_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
-    use clap::builder::{PossibleValuesParser, TypedValueParser};
+fn group_parser() -> impl TypedValueParser<Value = usize> {
     PossibleValuesParser::new(["32", "64", "128"]).try_map(|group| group.parse::<usize>())
 }
 
@@ -178,4 +235,16 @@ fn share(text: &str) -> Result<f64, &'static str> {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
         _ => Err("expected a number from 0 to 1"),
     }
+}
+
+/// One token of a block is known.
+fn block_size(text: &str) -> Result<usize, String> {
+    match super::at_least_one(text)? {
+        1 => Err("a block of 1 has nothing to draft".to_owned()),
+        size => Ok(size),
+    }
+}
+
+fn isa_parser() -> impl TypedValueParser<Value = Isa> {
+    PossibleValuesParser::new(Isa::ALL.map(Isa::name)).try_map(|name| name.parse::<Isa>())
 }

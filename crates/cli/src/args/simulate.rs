@@ -14,4 +14,7 @@ pub(crate) struct SimulateArgs {
     /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
+    /// The size that is asked for, beside --memory and --expert-cache.
+    #[command(flatten)]
+    pub(crate) slots: super::SlotsArgs,
 }

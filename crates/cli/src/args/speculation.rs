@@ -1,4 +1,4 @@
-//! Options of speculation: what drafts, and how much.
+//! Options of speculation: what drafts.
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
@@ -22,11 +22,6 @@ pub(crate) struct SpeculationArgs {
     #[arg(long, global = true, value_name = "MODEL", env = "MILLSTREAM_DRAFT_MODEL")]
     pub(crate) draft_model: Option<String>,
 
-    /// Tokens of a draft at most; how many pay is measured
-    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_NUM_DRAFT_TOKENS",
-          value_parser = super::at_least_one)]
-    pub(crate) num_draft_tokens: Option<usize>,
-
     /// Draft with the model's own head for the token after the next
     #[arg(
         long,
@@ -40,11 +35,6 @@ pub(crate) struct SpeculationArgs {
     #[arg(long, global = true, value_name = "MODEL", env = "MILLSTREAM_DFLASH", num_args = 0..=1,
           default_missing_value = OWN_DFLASH)]
     pub(crate) dflash: Option<String>,
-
-    /// Tokens of a DFlash block, if fewer than it was made for
-    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_DFLASH_BLOCK_SIZE",
-          value_parser = block_size, requires = "dflash")]
-    pub(crate) dflash_block_size: Option<usize>,
 }
 
 /// Whether tokens may be drafted.
@@ -55,14 +45,6 @@ pub(crate) enum When {
     Auto,
     /// Never.
     Off,
-}
-
-/// One token of a block is known.
-fn block_size(text: &str) -> Result<usize, String> {
-    match super::at_least_one(text)? {
-        1 => Err("a block of 1 has nothing to draft".to_owned()),
-        size => Ok(size),
-    }
 }
 
 impl SpeculationArgs {

@@ -10,7 +10,7 @@ use experts::simulate::Policy;
 use experts::{Geometry, Slots};
 use workbench::simulate::Report;
 
-use crate::args::{GlobalArgs, SimulateArgs};
+use crate::args::SimulateArgs;
 use crate::console::{Align, print_json, table};
 use crate::invocation::Invocation;
 use crate::report::Advised;
@@ -18,7 +18,7 @@ use crate::size;
 
 pub(crate) fn run(args: &SimulateArgs, invocation: &Invocation) -> Result<()> {
     let (header, visits) = read(&args.file)?;
-    let asked = asked_slots(&header, &invocation.global)?;
+    let asked = asked_slots(&header, invocation)?;
     let report = workbench::simulate::run(
         args.file.display().to_string(),
         &header,
@@ -45,9 +45,9 @@ fn read(path: &Path) -> Result<(Header, Vec<LoggedVisit>)> {
 }
 
 /// The slots that the options ask for, as the plan would read them.
-fn asked_slots(header: &Header, global: &GlobalArgs) -> Result<Option<Slots>> {
-    let geometry = Geometry::new(&header.layers);
-    if let Some(count) = global.expert_slots {
+fn asked_slots(header: &Header, invocation: &Invocation) -> Result<Option<Slots>> {
+    let (global, geometry) = (&invocation.global, Geometry::new(&header.layers));
+    if let Some(count) = invocation.measuring.slots.expert_slots {
         return Ok(Some(geometry.with_total(count)?));
     }
     let (option, bytes, fixed) = match (global.expert_cache, global.memory) {

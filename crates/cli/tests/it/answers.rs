@@ -203,13 +203,24 @@ fn thinking_is_kept_out_of_the_answer() {
 }
 
 #[test]
-fn answers_are_the_same_on_every_instruction_set_that_a_person_would_force() {
+fn answers_do_not_depend_on_threads_memory_or_the_precision_of_the_cache() {
     let home = Home::new();
-    let scalar = ["run", OPPOSITE, "--temperature", "0", "--isa", "scalar", "--kv", "f32"];
+    let precise = ["run", OPPOSITE, "--temperature", "0", "--kv", "f32"];
     let threads = ["run", OPPOSITE, "--temperature", "0", "--threads", "1", "--memory", "2G"];
-    for arguments in [&scalar[..], &threads] {
+    for arguments in [&precise[..], &threads] {
         assert_eq!(home.run(arguments).good(), "The opposite of cold is hot.\n");
     }
+}
+
+#[test]
+fn logits_are_the_same_on_every_instruction_set_that_a_person_would_force() {
+    let home = Home::new();
+    let logits = |isa: &[&str]| {
+        let arguments = ["logits", "pebble", "--tokens", "1 2 3 40 5", "--out", "logits"];
+        home.run(&[&arguments, isa].concat()).good();
+        std::fs::read(home.path().join("logits")).unwrap()
+    };
+    assert!(logits(&[]) == logits(&["--isa", "scalar"]));
 }
 
 #[test]

@@ -19,6 +19,8 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
     }
     let stderr = home.run(&["completions", "--model", "pebble"]).bad(2);
     assert!(!stderr.contains("the model is no option"), "{stderr}");
+    let stderr = home.run(&["serve", "--isa", "avx2"]).bad(2);
+    assert_has(&stderr, &["'--isa'", "hint: `--isa` is an option of bench, logits, perplexity\n"]);
     let stderr = home.run(&["run", "hi", "--flash-attn"]).bad(2);
     assert_has(&stderr, &["unexpected argument '--flash-attn'", "hint: try '--help'"]);
     assert!(!stderr.contains("as a value"), "{stderr}");
@@ -45,7 +47,7 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
         );
     }
     assert_has(&home.run(&["plan", "--memory", "lots"]).bad(2), &["`lots` is not a size"]);
-    assert_has(&home.run(&["plan", "--isa", "mmx"]).bad(2), &["invalid value 'mmx'", "avx512"]);
+    assert_has(&home.run(&["bench", "--isa", "mmx"]).bad(2), &["invalid value 'mmx'", "avx512"]);
 }
 
 #[test]
@@ -91,7 +93,7 @@ fn a_routing_log_that_cannot_be_written_is_told_before_loading() {
     let run = |more: &[&str]| {
         home.run(&[&["run", "pebble", "hi", "-v", "--record-routing"], more].concat())
     };
-    let stderr = run(&["no/such/folder.log", "--expert-slots", "64"]).bad(1);
+    let stderr = run(&["no/such/folder.log", "--expert-cache", "6656k"]).bad(1);
     assert_has(&stderr, &["error: cannot write no/such/folder.log\n", "caused by: "]);
     assert!(!stderr.contains("loading"), "{stderr}");
     let stderr = run(&["routing.log"]).bad(1);

@@ -99,7 +99,9 @@ fn what_is_no_log_is_refused() {
 #[test]
 fn a_recorded_run_can_be_replayed() {
     let home = Home::new();
-    let record = ["--stream-experts", "always", "--expert-slots", "64", "--record-routing", "log"];
+    // 64 slots.
+    let record =
+        ["--stream-experts", "always", "--expert-cache", "6656k", "--record-routing", "log"];
     let prompt = "Tell me about a fox.";
     let answer = ["run", "pebble", prompt, "--temperature", "0", "--max-tokens", "12"];
     home.run(&[&answer[..], &record].concat()).good();

@@ -17,9 +17,9 @@ fn streaming() -> (TempDir, Served) {
         std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
     let model = folder.path().to_str().unwrap();
-    // One layer's top k for each layer, so that every answer reads.
+    // 12 slots, a token's experts of one layer and one more for each layer, so that every answer reads.
     let served =
-        Served::start(&["-v", model, "--expert-slots", "12", "--stream-experts", "always"]);
+        Served::start(&["-v", model, "--expert-cache", "1248k", "--stream-experts", "always"]);
     (folder, served)
 }
 

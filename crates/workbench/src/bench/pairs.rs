@@ -29,6 +29,10 @@ pub struct Options {
     pub oracle: Option<f64>,
     /// Tokens that are drafted in every round, whether it pays or not; of several, each pair takes the next.
     pub fixed_draft: Vec<usize>,
+    /// Tokens of a draft at most.
+    pub most_drafted: Option<usize>,
+    /// Tokens that a draft head drafts at once, if fewer than it could.
+    pub head_drafts: Option<usize>,
     /// Where a line for every round goes.
     pub rounds: Option<PathBuf>,
 }
@@ -130,11 +134,14 @@ impl Options {
     /// What the engine must be loaded with; `ngram` says whether repetitions may be drafted.
     pub fn speculation(&self, ngram: bool) -> Speculation {
         let oracle = self.oracle.map(|acceptance| Oracle { acceptance, ..Oracle::default() });
+        let usual = Speculation::default();
         Speculation {
             ngram: ngram && oracle.is_none(),
             oracle,
             fixed: self.fixed_draft.iter().max().copied(),
-            ..Speculation::default()
+            most: self.most_drafted.unwrap_or(usual.most),
+            head: self.head_drafts,
+            ..usual
         }
     }
 

@@ -30,6 +30,9 @@ pub(super) fn run(
         count,
         oracle: args.oracle,
         fixed_draft: args.fixed_draft.clone(),
+        most_drafted: args.num_draft_tokens,
+        // One token of a block is known.
+        head_drafts: args.dflash_block_size.map(|size| size - 1),
         rounds: args.rounds.clone(),
     };
     let speculation = options.speculation(!invocation.global.speculation.names_a_source());
