@@ -1,12 +1,12 @@
-// The page in a real browser: what a user does, checked against the real server, and what must not happen, against a mock.
+// The page in a real browser: everyday use against the real server, failures and attacks against a mock.
 //
 //   MILLSTREAM_TEST_CHROMIUM   path of Chromium (needed)
 //   MILLSTREAM_TEST_URL        the server to test, e.g. http://127.0.0.1:8080/ (without it, the mock server stands in)
 //   MILLSTREAM_TEST_PLAYWRIGHT folder whose node_modules has playwright-core (default: the current folder)
 //   MILLSTREAM_TEST_SCREENSHOTS folder for screenshots (default: none are taken)
 //
-// Prints `ok - name` for each check, and ends with status 1 at the first that fails. The checks of the server's bad days
-// (busy, gone, locked, hostile answers) always use the mock: the real one is well.
+// Prints `ok - name` for each check, and ends with status 1 at the first that fails. Checks of failures (busy, gone,
+// locked, hostile answers) always use the mock, which can be put into these states.
 
 import assert from 'node:assert/strict';
 import { readFileSync, writeFileSync } from 'node:fs';
@@ -17,16 +17,16 @@ import { mishaps } from './mishaps.mjs';
 import { ask, browser, count, fillStorage, lastAnswer, mockUrl, noOverflow, onMock, picture, ready, realUrl, setMock, settings, settled, slowDown, STORY, visit } from './visitor.mjs';
 
 const checks = [
-  ['the modules are asked for once each, and none waits for another', async () => {
+  ['every module is requested once, and none waits for another', async () => {
     const visitor = await visit(realUrl);
     const modules = await visitor.page.evaluate(() => performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('.js')).map(({ name, startTime, responseEnd }) => ({ name, startTime, responseEnd })));
     assert.equal(modules.length, new Set(modules.map(({ name }) => name)).size);
     const main = modules.find(({ name }) => name.endsWith('/main.js'));
-    for (const { name, startTime } of modules) assert.ok(startTime <= main.responseEnd, `${name} is asked for after main.js has come`);
+    for (const { name, startTime } of modules) assert.ok(startTime <= main.responseEnd, `${name} is requested after main.js has arrived`);
     await visitor.done();
   }],
 
-  ['an answer streams, with its figures', async () => {
+  ['an answer streams, and shows its figures', async () => {
     const visitor = await visit(realUrl);
     const { page } = visitor;
     await slowDown(visitor);
@@ -89,7 +89,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['Escape stops an answer and keeps what had come', async () => {
+  ['Escape stops an answer and keeps its text', async () => {
     const visitor = await visit(realUrl);
     const { page } = visitor;
     // The real model ends its stories soon; a long list, forced by a schema, it cannot end before its time.
@@ -158,7 +158,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['what is exported can be imported, and a bad file changes nothing', async () => {
+  ['exported conversations can be imported, and an invalid file changes nothing', async () => {
     const visitor = await visit(realUrl);
     const { page } = visitor;
     await ask(page, STORY);
@@ -185,7 +185,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['the panel draws the machine, and costs nothing when closed', async () => {
+  ['the panel draws the measurements, and sends no requests when closed', async () => {
     const visitor = await visit(realUrl, { scheme: 'dark', height: 1000 });
     const { page } = visitor;
     await ready(page);
@@ -247,7 +247,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['the keyboard is enough', async () => {
+  ['the page can be used with the keyboard alone', async () => {
     const visitor = await visit(realUrl);
     const { page } = visitor;
     await ready(page);
@@ -298,7 +298,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['a small screen, and a page at 200 %', async () => {
+  ['a small screen, and 200 % zoom', async () => {
     const visitor = await visit(realUrl, { width: 390, height: 844, deviceScaleFactor: 2, isMobile: true, hasTouch: true });
     const { page } = visitor;
     assert.equal(await page.locator('#sidebar').isVisible(), false);
@@ -324,7 +324,7 @@ const checks = [
     await zoomed.done();
   }],
 
-  ['every control has a name, and every text enough contrast', async () => {
+  ['every control has a name, and every text has enough contrast', async () => {
     for (const scheme of ['light', 'dark']) {
       const visitor = await visit(mockUrl, { scheme });
       const { page } = visitor;
@@ -368,7 +368,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['markdown, code and thoughts look as they should', async () => {
+  ['markdown, code and thinking are rendered', async () => {
     const visitor = await visit(mockUrl);
     const { page, context } = visitor;
     await context.grantPermissions(['clipboard-read', 'clipboard-write']);
@@ -390,7 +390,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['a reader who scrolls up is left alone, and answers go on in the background', async () => {
+  ['scrolling up stops following the end, and answers continue in the background', async () => {
     const visitor = await visit(mockUrl, { height: 600 });
     const { page } = visitor;
     await ask(page, 'a long story');
@@ -477,7 +477,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['answers that fail say why', async () => {
+  ['failed answers show the reason', async () => {
     const visitor = await visit(mockUrl, { expectErrors: true });
     const { page } = visitor;
     await ask(page, 'overflow');
@@ -494,7 +494,7 @@ const checks = [
     await visitor.done();
   }],
 
-  ['a full storage is told, and the chat goes on', async () => {
+  ['full storage is reported, and the chat continues', async () => {
     const context = await browser.newContext();
     const page = await context.newPage();
     await fillStorage(page);

@@ -1,4 +1,4 @@
-// Conversations: branches, what the API gets, and that a bad file changes nothing. Also the grid's arithmetic and the settings.
+// Conversations: branches, request messages, import and export. Also the grid's arithmetic and the settings.
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
@@ -32,7 +32,7 @@ test('a new version is chosen, and the old one stays', () => {
   assert.equal(conversation.title, 'first question');
 });
 
-test('the API gets the chosen path, up to the answer to be made', () => {
+test('a request holds the chosen path, up to the new answer', () => {
   const conversation = sample();
   const last = pathOf(conversation).at(-1);
   assert.deepEqual(requestMessages(conversation, last.id), [
@@ -48,7 +48,7 @@ test('the API gets the chosen path, up to the answer to be made', () => {
   ]);
 });
 
-test('two copies of a conversation become one', () => {
+test('two copies of a conversation are merged', () => {
   const here = sample();
   const last = pathOf(here).at(-1);
   const answer = addMessage(here, last.id, { role: 'assistant', content: 'half', pending: true });
@@ -93,7 +93,7 @@ test('what was exported is imported as it was', () => {
   assert.match(renamed.id, /^[\w-]+$/);
 });
 
-test('a bad file is refused with a sentence', () => {
+test('an invalid file is refused with a reason', () => {
   const good = JSON.parse(exportText([sample()]));
   const check = (change, expect) => {
     const file = structuredClone(good);
@@ -159,7 +159,7 @@ test('settings become request fields', () => {
   assert.throws(() => parseNumber('seed', 'x'), /between/);
 });
 
-test('a full context is told with both numbers', () => {
+test('a full context is reported with both numbers', () => {
   assert.match(explainContext('the prompt has 41237 tokens, the context holds 32768', 32768), /41,237 tokens, but the context holds 32,768/);
   assert.match(explainContext('maximum context length is 2048 tokens, you asked for 3000', null), /3,000 tokens, but the context holds 2,048/);
   assert.equal(explainContext('too long', null), 'too long');

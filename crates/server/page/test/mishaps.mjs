@@ -1,4 +1,4 @@
-// Checks of what goes wrong between two tabs, under a slip of the hand, with a foreign keyboard, or where the focus falls.
+// Checks in a browser of two tabs, accidental input, input methods, foreign keyboards and the focus.
 
 import assert from 'node:assert/strict';
 import { ask, browser, count, fillStorage, mockUrl, ready, setMock, settings, settled, visit } from './visitor.mjs';
@@ -8,7 +8,7 @@ const bubbles = (page) => page.locator('.bubble').allInnerTexts();
 const titles = (page) => page.locator('#list .open').allInnerTexts();
 const isOpen = (page, id) => page.evaluate((name) => document.getElementById(name).open, id);
 
-/** Asks for an answer that takes its time, and waits for its first words. */
+/** Requests a long answer, and waits for its first words. */
 async function askLong(page) {
   await ask(page, 'a long story');
   await page.waitForFunction(() => document.querySelector('.streaming .markdown:not(.thoughts)')?.textContent.length > 5);
@@ -17,7 +17,7 @@ async function askLong(page) {
 /** Dispatches a key as an input method, or a keyboard of another kind, would. Returns whether the page took it. */
 const press = (page, selector, key) => page.locator(selector).evaluate((element, init) => !element.dispatchEvent(new KeyboardEvent('keydown', { bubbles: true, cancelable: true, ...init })), key);
 
-/** What the browser keeps of the messages, as texts. */
+/** The texts of the messages that the browser has stored. */
 const kept = (page) => page.evaluate(() => new Promise((resolve) => {
   const opening = indexedDB.open('millstream', 1);
   opening.onsuccess = () => {
@@ -27,7 +27,7 @@ const kept = (page) => page.evaluate(() => new Promise((resolve) => {
 }));
 
 export const mishaps = [
-  ['a conversation deleted while it is answered stays deleted, until it is brought back', async () => {
+  ['a conversation deleted while an answer is generated stays deleted, until it is restored', async () => {
     const visitor = await visit(mockUrl);
     const { page } = visitor;
     await askLong(page);
@@ -59,7 +59,7 @@ export const mishaps = [
     await first.done();
   }],
 
-  ['two tabs in one conversation keep what both say', async () => {
+  ['two tabs in one conversation keep the messages of both', async () => {
     const first = await visit(mockUrl);
     await ask(first.page, 'hello');
     await settled(first.page);
@@ -103,7 +103,7 @@ export const mishaps = [
     await first.done();
   }],
 
-  ['a key that is needed is asked for, early or late', async () => {
+  ['the API key is requested at the start, and when it is no longer valid', async () => {
     await setMock({ key: 'secret' });
     const visitor = await visit(mockUrl, { expectErrors: true });
     const { page } = visitor;
@@ -134,7 +134,7 @@ export const mishaps = [
     await visitor.done();
   }],
 
-  ['a slip of the hand loses nothing', async () => {
+  ['accidental clicks and keys lose no input', async () => {
     const visitor = await visit(mockUrl);
     const { page } = visitor;
     await page.click('#settings-open');
@@ -171,7 +171,7 @@ export const mishaps = [
     await visitor.done();
   }],
 
-  ['typing goes where the user looks', async () => {
+  ['typing goes to the field that was chosen', async () => {
     const visitor = await visit(mockUrl);
     const { page } = visitor;
     for (const text of ['first', 'second', 'third']) {
@@ -225,7 +225,7 @@ export const mishaps = [
     await visitor.done();
   }],
 
-  ['text from right to left runs so', async () => {
+  ['right-to-left text has its direction', async () => {
     const visitor = await visit(mockUrl);
     const { page } = visitor;
     await ask(page, 'שלום rtl');
@@ -274,7 +274,7 @@ export const mishaps = [
     await visitor.done();
   }],
 
-  ['the way back does not end at a conversation that is gone', async () => {
+  ['the browser history does not stop at a deleted conversation', async () => {
     const context = await browser.newContext();
     const page = await context.newPage();
     await page.goto('data:text/html,before');
@@ -286,7 +286,7 @@ export const mishaps = [
     await context.close();
   }],
 
-  ['a full storage is told once, while an answer goes on', async () => {
+  ['full storage is reported once while an answer is generated', async () => {
     const context = await browser.newContext();
     const page = await context.newPage();
     await fillStorage(page);

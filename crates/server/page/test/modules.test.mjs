@@ -1,4 +1,4 @@
-// How the modules of the page hang together: a browser finds such faults only when it loads them.
+// Imports between the modules of the page. A browser would find these faults only when it loads them.
 
 import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';

@@ -1,9 +1,9 @@
-// A stand-in for the server, to develop and test the page with: speaks the same API with an invented model.
+// A mock server to develop and test the page with: the same API, with an invented model.
 //
 //   node crates/server/page/test/server.mjs [--port 8090] [--speed 60] [--shape 40x256x8] [--mode streaming]
 //
-// What it answers depends on words in the last message (see ANSWERS). `POST /mock` with {"loading", "key", "busy", "down"}
-// puts it into the states the page has to survive. It never stands in for the real server in tests of the server.
+// Its answers depend on words in the last message (see ANSWERS). `POST /mock` with {"loading", "key", "busy", "down"}
+// sets the states that the page has to handle. Tests of the server never use it.
 
 import { createReadStream, readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
@@ -105,13 +105,13 @@ for (let token = 0; token < 400; token += 1) touch();
 if (MODE === 'resident') resident.fill(1);
 pending = { hits: new Map(), reads: [], wanted: 0 };
 
-/** Some experts are wanted more often than others, in each layer different ones. */
+/** Some experts are used more often than others, different ones in each layer. */
 function popular(layer) {
   const normal = Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
   return shuffled[layer][Math.min(EXPERTS - 1, Math.floor(Math.abs(normal) * EXPERTS * 0.16))];
 }
 
-/** Uses an expert; says whether it was in memory. Room is made by leaving out the stalest of a few. */
+/** Uses an expert; returns whether it was in memory. Evicts the least recently used of a random few. */
 function keep(index) {
   clock += 1;
   stamps[index] = clock;

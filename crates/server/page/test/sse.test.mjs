@@ -1,4 +1,4 @@
-// Server-sent events: the format's corners, and that cuts do not matter.
+// Server-sent events: corner cases of the format, and independence of how the stream is cut.
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';

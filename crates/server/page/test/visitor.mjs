@@ -1,4 +1,4 @@
-// What the checks in a browser share: the browser, the servers, and what every visitor does.
+// Shared by the checks in a browser: the browser, the servers, and common steps.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
@@ -30,10 +30,10 @@ export const browser = await chromium.launch({ executablePath: chromiumPath, arg
 export const STORY = 'Tell me a story about a fox and a lantern';
 const NEW_VERSION = '.message.assistant:last-of-type .figures';
 
-/** Opens the page in a browser of its own, or in a tab `beside` another visitor's, and watches it. */
+/** Opens the page in a browser context of its own, or in another tab of the visitor `beside`, and records errors and foreign requests. */
 export async function visit(url, { width = 1440, height = 900, scheme = 'light', expectErrors = false, beside = null, ...more } = {}) {
   const context = beside?.context ?? await browser.newContext({ viewport: { width, height }, colorScheme: scheme, acceptDownloads: true, ...more });
-  // Generous: a machine that is busy building starves a browser for long moments.
+  // Generous: on a busy machine a browser may be starved for a long time.
   context.setDefaultTimeout(90_000);
   const page = await context.newPage();
   const troubles = [];
@@ -57,7 +57,7 @@ export async function visit(url, { width = 1440, height = 900, scheme = 'light',
   } };
 }
 
-/** Until the server has answered and the conversations are there, whichever comes last. */
+/** Waits until the server has answered and the conversations are loaded. */
 export const ready = (page) =>
   page.waitForFunction(() => document.getElementById('model').textContent !== '' && document.documentElement.dataset.ready);
 export const count = (page, selector) => page.locator(selector).count();
@@ -69,7 +69,7 @@ export async function ask(page, text) {
   await page.keyboard.press('Enter');
 }
 
-/** Waits until nothing is being answered any more. */
+/** Waits until no answer is being generated. */
 export async function settled(page) {
   await page.waitForSelector('.message.assistant');
   await page.waitForSelector('#send:not([hidden])');
@@ -96,7 +96,7 @@ export async function picture(page, name) {
   if (pictures) await page.screenshot({ path: join(pictures, `${name}.png`) });
 }
 
-/** Makes the network slow, so that a small model's answer does not come within one frame. The panel is closed: it would take its share. */
+/** Slows the network down, so that a small model's answer does not arrive within one frame. The panel is closed, because its stream would use the network too. */
 export async function slowDown({ page, context }) {
   await ready(page);
   await page.click('#panel-close');
@@ -105,7 +105,7 @@ export async function slowDown({ page, context }) {
   await session.send('Network.emulateNetworkConditions', { offline: false, latency: 0, downloadThroughput: 40_000, uploadThroughput: -1 });
 }
 
-/** Makes the browser's storage take nothing more. */
+/** Makes every write to the browser's storage fail. */
 export const fillStorage = (page) => page.addInitScript(() => {
   IDBObjectStore.prototype.put = () => {
     throw new DOMException('full', 'QuotaExceededError');
