@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use strsim::osa_distance;
+
 use crate::cache::Repository;
 use crate::{Environment, aliases};
 
@@ -50,7 +52,8 @@ fn closest(typed: &str, known: impl Iterator<Item = String>) -> Vec<String> {
 fn distance(typed: &str, name: &str) -> Option<usize> {
     // People leave out the owner, so the part after it counts as well as the whole.
     let bare = name.rsplit('/').next().unwrap_or(name);
-    let edits = edit_distance(typed, name).min(edit_distance(typed, bare));
+    // Swapped neighbours count once, as one slip of the fingers does.
+    let edits = osa_distance(typed, name).min(osa_distance(typed, bare));
     // A third of the letters wrong is a typing mistake; more is another name.
     if edits <= (typed.chars().count() / 3).max(1) {
         return Some(edits);
@@ -59,47 +62,9 @@ fn distance(typed: &str, name: &str) -> Option<usize> {
     (typed.chars().count() >= 3 && name.contains(typed)).then_some(100 + name.len())
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours that turn one into the other.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    // Rows of the usual table: distances of all prefixes of `b` from the last three prefixes of `a`.
-    let mut before_last = vec![0; b.len() + 1];
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for i in 0..a.len() {
-        let mut row = vec![i + 1; b.len() + 1];
-        for j in 0..b.len() {
-            let replaced = last[j] + usize::from(a[i] != b[j]);
-            row[j + 1] = replaced.min(last[j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j] {
-                row[j + 1] = row[j + 1].min(before_last[j - 1] + 1);
-            }
-        }
-        before_last = std::mem::replace(&mut last, row);
-    }
-    last[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn edit_distances() {
-        for (a, b, expected) in [
-            ("", "", 0),
-            ("", "abc", 3),
-            ("pebble", "pebble", 0),
-            ("peble", "pebble", 1),
-            ("pebbel", "pebble", 1),
-            ("kitten", "sitting", 3),
-            ("qwen", "gemma", 5),
-            ("ab", "ba", 1),
-            ("é", "e", 1),
-        ] {
-            assert_eq!(edit_distance(a, b), expected, "{a} {b}");
-            assert_eq!(edit_distance(b, a), expected, "{b} {a}");
-        }
-    }
 
     #[track_caller]
     fn check(typed: &str, expected: &[&str]) {

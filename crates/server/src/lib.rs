@@ -14,7 +14,6 @@ mod account;
 mod answers;
 mod app;
 mod ask;
-mod base64;
 mod body;
 mod budget;
 mod connection;

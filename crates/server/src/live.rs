@@ -14,7 +14,6 @@ use engine::{Engine, ExpertActivity, ExpertLoad, Load};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::base64;
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::model::{Model, Pulse};

@@ -2,7 +2,7 @@
 //! `unsafe` only where it is at home.
 
 use super::Finding;
-use super::code::{code_only, has_word, is_word};
+use super::code::words;
 
 /// From here on a file is listed, so that somebody looks for the seam.
 const LONG_LINES: usize = 600;
@@ -47,28 +47,32 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
         findings.push(Finding::error(path, 1, says_nothing(part)));
     }
 
+    let words = match words(text) {
+        Ok(words) => words,
+        Err(error) => {
+            let line = error.span().start().line;
+            findings.push(Finding::error(path, line, "this is not Rust"));
+            return findings;
+        }
+    };
     let unsafe_is_at_home = UNSAFE_CRATES.iter().any(|folder| path.starts_with(folder));
-    for (index, line) in code_only(text).lines().enumerate() {
-        let number = index + 1;
-        if let Some(name) = inline_module(line).filter(|name| EMPTY_NAMES.contains(name)) {
-            findings.push(Finding::error(path, number, says_nothing(name)));
+    for (index, word) in words.iter().enumerate() {
+        let then = |steps: usize| words.get(index + steps).map_or("", |word| word.text.as_str());
+        let name = word.text.as_str();
+        // A module without a body is a file, and found by its path.
+        if name == "mod" && then(2) == "{" && EMPTY_NAMES.contains(&then(1)) {
+            findings.push(Finding::error(path, word.line, says_nothing(then(1))));
         }
-        for name in UNFINISHED.iter().filter(|name| has_word(line, name, "!")) {
-            findings.push(Finding::error(path, number, format!("`{name}!` is unfinished code")));
+        if UNFINISHED.contains(&name) && then(1) == "!" {
+            let message = format!("`{name}!` is unfinished code");
+            findings.push(Finding::error(path, word.line, message));
         }
-        if !unsafe_is_at_home && has_word(line, "unsafe", "") {
+        if !unsafe_is_at_home && name == "unsafe" {
             let message = "`unsafe` belongs in machine, compute and experts only";
-            findings.push(Finding::error(path, number, message));
+            findings.push(Finding::error(path, word.line, message));
         }
     }
     findings
-}
-
-/// `name` of a line `mod name {`. One without a body is a file, and found by its path.
-fn inline_module(line: &str) -> Option<&str> {
-    let (before, rest) = line.split_once("mod ")?;
-    let name = rest.trim_end().strip_suffix('{')?.trim();
-    (!before.ends_with(is_word) && name.chars().all(is_word)).then_some(name)
 }
 
 #[cfg(test)]
@@ -115,9 +119,9 @@ mod tests {
         };
         check_errors("a/utils.rs", "//! H.\n", &[&says("a/utils.rs:1", "utils")]);
         check_errors("a/common/mod.rs", "//! H.\n", &[&says("a/common/mod.rs:1", "common")]);
-        check_errors("a.rs", "//! H.\nmod helper {\n", &[&says("a.rs:2", "helper")]);
-        check_errors("a.rs", "//! H.\npub(crate) mod manager {\n", &[&says("a.rs:2", "manager")]);
-        check_errors("a/common_words.rs", "//! H.\nmod helper_thread {\n", &[]);
+        check_errors("a.rs", "//! H.\nmod helper {}\n", &[&says("a.rs:2", "helper")]);
+        check_errors("a.rs", "//! H.\npub(crate) mod manager {}\n", &[&says("a.rs:2", "manager")]);
+        check_errors("a/common_words.rs", "//! H.\nmod helper_thread {}\n", &[]);
     }
 
     #[test]
@@ -127,6 +131,11 @@ mod tests {
         let expect = ["a.rs:2: `unimplemented!` is unfinished code"];
         check_errors("a.rs", "//! H.\nunimplemented!()\n", &expect);
         check_errors("a.rs", "//! H.\n// no todo!() here\nlet x = \"dbg!\";\n", &[]);
+    }
+
+    #[test]
+    fn what_is_not_rust_is_refused() {
+        check_errors("a.rs", "//! H.\nmod a {\n", &["a.rs:2: this is not Rust"]);
     }
 
     #[test]
