@@ -137,7 +137,7 @@ fn keeping(geometry: &Geometry, kept: usize) -> Result<Slots> {
             least = middle + 1;
         }
     }
-    Ok(geometry.with_total(least)?)
+    geometry.with_total(least)
 }
 
 impl PolicyReport {
