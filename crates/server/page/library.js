@@ -11,6 +11,8 @@ export class Library {
   constructor({ changed, failed, busy }) {
     Object.assign(this, { changed, failed, busy });
     this.conversations = new Map();
+    /** Ids that the store has had: where one is missing, another tab has deleted the conversation. */
+    this.stored = new Set();
     /** Conversations in which another tab is generating an answer. */
     this.busyElsewhere = new Set();
     this.store = null;
@@ -22,7 +24,7 @@ export class Library {
   async open() {
     this.store = await openStore();
     try {
-      for (const conversation of await this.store.all()) this.conversations.set(conversation.id, conversation);
+      for (const conversation of await this.store.all()) this.adopt(conversation);
     } catch (error) {
       this.failed('The conversations stored in this browser could not be read.', error);
     }
@@ -38,14 +40,21 @@ export class Library {
     return this.conversations.get(id) ?? null;
   }
 
-  /** Stores a conversation as it is now, merged with additions by other tabs. */
+  /** Takes in a conversation that the store has. */
+  adopt(conversation) {
+    this.conversations.set(conversation.id, conversation);
+    this.stored.add(conversation.id);
+  }
+
+  /** Stores a conversation as it is now, merged with additions by other tabs, unless one of them has deleted it meanwhile. */
   async save(conversation) {
     this.conversations.set(conversation.id, conversation);
     try {
       await this.store.update(conversation.id, (kept) => {
         if (kept) adoptMessages(conversation, kept);
-        return conversation;
+        return kept || !this.stored.has(conversation.id) ? conversation : null;
       });
+      this.stored.add(conversation.id);
       this.notifyTabs(conversation.id, this.busy(conversation.id));
       return true;
     } catch (error) {
@@ -65,6 +74,7 @@ export class Library {
     this.conversations.delete(id);
     try {
       await this.store.remove(id);
+      this.stored.delete(id);
       this.channel?.postMessage({ removed: id });
     } catch (error) {
       this.failed('The browser could not delete this chat.', error);
@@ -80,7 +90,10 @@ export class Library {
   async import(text) {
     const imported = importText(text);
     const added = mergeImported(this.list(), imported);
-    for (const conversation of added) await this.save(conversation);
+    for (const conversation of added) {
+      this.stored.delete(conversation.id);
+      await this.save(conversation);
+    }
     return { added, skipped: imported.length - added.length };
   }
 
@@ -93,7 +106,7 @@ export class Library {
     if (fresh) {
       const known = this.get(saved);
       if (known) adopt(known, fresh);
-      else this.conversations.set(saved, fresh);
+      else this.adopt(fresh);
     }
     this.changed(saved ?? removed);
   }

@@ -55,13 +55,14 @@ class DatabaseStore {
     return this.run('readonly', (table) => table.get(id));
   }
 
-  /** Stores `renew(kept)`, where `kept` is the stored value or undefined; no other tab can write in between. */
+  /** Stores `renew(kept)`, unless that is null, where `kept` is the stored value or undefined; no other tab can write in between. */
   update(id, renew) {
     return this.run('readwrite', (table, fail) => {
       const reading = table.get(id);
       reading.onsuccess = () => {
         try {
-          table.put(renew(reading.result));
+          const value = renew(reading.result);
+          if (value !== null) table.put(value);
         } catch (error) {
           fail(error);
         }
@@ -90,7 +91,8 @@ class MemoryStore {
   }
 
   async update(id, renew) {
-    this.values.set(id, structuredClone(renew(await this.get(id))));
+    const value = renew(await this.get(id));
+    if (value !== null) this.values.set(id, structuredClone(value));
   }
 
   async remove(id) {
