@@ -142,6 +142,11 @@ fn commands_with(long: &str) -> Vec<String> {
     commands.filter(has).map(|command| command.get_name().to_owned()).collect()
 }
 
+/// How a routing log is made.
+pub(crate) const RECORDING: &str =
+    "`millstream run MODEL PROMPT --record-routing FILE` writes a routing log";
+const DAMAGED: &str = "if it was not edited, it is damaged: download it again";
+
 /// Advice for every cause that has some.
 fn hints(error: &anyhow::Error) -> Vec<String> {
     let mut hints: Vec<String> = Vec::new();
@@ -152,13 +157,23 @@ fn hints(error: &anyhow::Error) -> Vec<String> {
             hints.extend(error.hint().iter().flat_map(|hint| hint.lines()).map(str::to_owned));
         } else if let Some(error) = cause.downcast_ref::<engine::Error>() {
             hints.extend(engine_hint(error));
-        } else if let Some(workbench::Error::Engine(error)) = cause.downcast_ref() {
-            hints.extend(engine_hint(error));
+        } else if let Some(experts::Error::Log { .. }) = cause.downcast_ref() {
+            hints.push(RECORDING.to_owned());
+        } else if let Some(error) = cause.downcast_ref::<workbench::Error>() {
+            hints.extend(measuring_hint(error));
         } else if let Some(error) = cause.downcast_ref::<workbench::synth::Error>() {
             hints.extend(error.hint());
         }
     }
     hints
+}
+
+fn measuring_hint(error: &workbench::Error) -> Option<String> {
+    match error {
+        workbench::Error::Engine(error) => engine_hint(error),
+        workbench::Error::NoPrompts { .. } => Some("write one prompt on each line".to_owned()),
+        _ => None,
+    }
 }
 
 fn engine_hint(error: &engine::Error) -> Option<String> {
@@ -178,6 +193,7 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
         Error::NoTokenizer => {
             Some("`millstream logits` works with token ids and needs no tokenizer".to_owned())
         }
+        Error::Text(text::Error::TokenizerFile { .. }) => Some(DAMAGED.to_owned()),
         Error::Experts(experts::Error::TooFewSlots { needed, .. }) => Some(format!(
             "--expert-slots {needed} is the least; without the option there are as many as fit"
         )),
@@ -198,7 +214,7 @@ fn checkpoint_hint(error: &checkpoint::Error) -> Option<String> {
             Some("the file is shorter than its header says: download it again".to_owned())
         }
         checkpoint::Error::Json { .. } | checkpoint::Error::HeaderLength { .. } => {
-            Some("if it was not edited, it is damaged: download it again".to_owned())
+            Some(DAMAGED.to_owned())
         }
         _ => None,
     }

@@ -14,7 +14,7 @@ use model::Logits;
 use serde::Serialize;
 use state::Sequence;
 
-use crate::{Result, argmax};
+use crate::{Result, argmax, noise_token};
 use streaming::{REHEARSAL, STRETCH, Stopped, Watch};
 
 pub use streaming::{Percentiles, StreamedRun};
@@ -155,12 +155,8 @@ fn measure(
     options: &Options,
 ) -> Result<(Run, Option<Stopped>)> {
     let gen_tokens = options.gen_tokens;
-    let vocab = runner.spec().vocab as u64;
-    let token = |index: usize| -> u32 {
-        let draw = ((repeat as u64) << 32) + index as u64 + 1;
-        let hash = draw.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((hash >> 20) % vocab) as u32
-    };
+    let vocab = runner.spec().vocab;
+    let token = |index: usize| noise_token(((repeat as u64) << 32) + index as u64, vocab);
     let prompt: Vec<u32> = (0..prompt_tokens).map(token).collect();
     let mut sequence = runner.sequence()?;
     let start = Instant::now();
@@ -208,6 +204,6 @@ fn measure(
         peak_bytes,
         streamed,
     };
-    // Nobody else wants it, and it takes memory.
+    // Without a trace it is of no more use, and it holds memory.
     Ok((run, stopped.filter(|_| options.trace.is_some())))
 }

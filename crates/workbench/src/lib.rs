@@ -15,6 +15,12 @@ pub mod synth;
 
 pub use error::{Error, Result};
 
+/// The token number `index` of a text that repeats nothing, for a model with so many tokens.
+fn noise_token(index: u64, vocab: usize) -> u32 {
+    let hash = (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((hash >> 20) % vocab as u64) as u32
+}
+
 /// The index of the largest value; the first of equals.
 fn argmax(values: &[f32]) -> u32 {
     let mut best = 0;

@@ -91,6 +91,7 @@ pub fn measure(
     let vocab = reader.runner.spec().vocab;
     let (mut nlls, mut right) = (Vec::new(), 0usize);
     let (mut other_nll, mut kls, mut same) = (0.0, Vec::new(), 0usize);
+    let mut own = vec![0.0f64; vocab];
     let mut held = vec![0.0f64; if reference.is_some() { PIECE * vocab } else { 0 }];
     for window in tokens.chunks(window) {
         let mut sequence = reader.runner.sequence()?;
@@ -107,7 +108,6 @@ pub fn measure(
                     other_nll -= to[next(row) as usize];
                 })?;
             }
-            let mut own = vec![0.0f64; vocab];
             reader.read(&mut sequence, part, |row, logits| {
                 log_softmax(logits, &mut own);
                 nlls.push(-own[next(row) as usize]);

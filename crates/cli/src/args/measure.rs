@@ -99,7 +99,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_PROMPTS", requires = "pairs",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) prompts: Option<PathBuf>,
-    /// For --pairs: draft with somebody who knows the answers and is right this often
+    /// For --pairs: draft from the known answer, with this share of right tokens
     #[arg(long, value_name = "SHARE", env = "MILLSTREAM_ORACLE", requires = "pairs",
           value_parser = share)]
     pub(crate) oracle: Option<f64>,

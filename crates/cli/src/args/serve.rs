@@ -40,7 +40,7 @@ pub(crate) struct ServiceArgs {
           value_parser = super::at_least_one)]
     pub(crate) parallel: usize,
 
-    /// Answers that may wait; who wants one more is told to come back later
+    /// Answers that may wait; a request for more gets 503 and a time to retry
     #[arg(long, value_name = "COUNT", default_value_t = 256, env = "MILLSTREAM_QUEUE")]
     pub(crate) queue: usize,
 

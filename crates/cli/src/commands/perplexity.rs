@@ -9,6 +9,7 @@ use workbench::perplexity::{Reader, measure};
 use crate::args::PerplexityArgs;
 use crate::console::print_json;
 use crate::invocation::{self, Invocation, OpenModel};
+use crate::report::Advised;
 
 pub(crate) fn run(args: &PerplexityArgs, invocation: &Invocation) -> Result<()> {
     let text = std::fs::read_to_string(&args.file)
@@ -17,7 +18,9 @@ pub(crate) fn run(args: &PerplexityArgs, invocation: &Invocation) -> Result<()> 
     let dialect = Dialect::open(&model.checkpoint)?;
     let tokens = dialect.tokenizer.encode(&text, false)?;
     if tokens.len() < 2 {
-        bail!("{} has {} token(s); there is nothing to predict", args.file.display(), tokens.len());
+        let (file, count) = (args.file.display(), tokens.len());
+        let message = format!("{file} has {count} token(s); there is nothing to predict");
+        return Err(Advised::new(message, "give a file with a text of some length").into());
     }
     let mut reader = load(args, invocation, &model)?;
     let mut reference = match &args.reference {

@@ -13,7 +13,7 @@ use workbench::simulate::Report;
 use crate::args::SimulateArgs;
 use crate::console::{Align, print_json, table};
 use crate::invocation::Invocation;
-use crate::report::Advised;
+use crate::report::{Advised, RECORDING};
 use crate::size;
 
 pub(crate) fn run(args: &SimulateArgs, invocation: &Invocation) -> Result<()> {
@@ -38,8 +38,7 @@ fn read(path: &Path) -> Result<(Header, Vec<LoggedVisit>)> {
     let (header, visits) = log.with_context(|| format!("cannot read {}", path.display()))?;
     if visits.is_empty() {
         let message = format!("{} ends after line 1: nothing was recorded", path.display());
-        let hint = "`millstream run MODEL PROMPT --record-routing FILE` records";
-        return Err(Advised::new(message, hint).into());
+        return Err(Advised::new(message, RECORDING).into());
     }
     Ok((header, visits))
 }

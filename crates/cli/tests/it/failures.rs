@@ -196,6 +196,43 @@ fn a_model_without_a_tokenizer_says_so() {
 }
 
 #[test]
+fn files_that_are_cut_off_or_empty_are_told_with_a_hint() {
+    let home = Home::new();
+    let tokenizer = home.copy_model("models/pebble").join("tokenizer.json");
+    home.write("empty", "");
+    #[track_caller]
+    fn check(home: &Home, arguments: &[&str], expected: &str, hint: &str) {
+        assert_has(&home.run(arguments).bad(1), &[expected, &format!("hint: {hint}")]);
+    }
+    check(
+        &home,
+        &["perplexity", "./model", "empty"],
+        "error: empty has 0 token(s); there is nothing to predict\n",
+        "give a file with a text",
+    );
+    check(
+        &home,
+        &["bench", "./model", "--pairs", "1", "--prompts", "empty"],
+        "error: empty has no prompts\n",
+        "write one prompt on each line",
+    );
+    check(
+        &home,
+        &["simulate", "empty"],
+        "line 1 of the routing log: the file is empty\n",
+        "`millstream run MODEL PROMPT --record-routing FILE` writes a routing log",
+    );
+    let whole = std::fs::read(&tokenizer).unwrap();
+    std::fs::write(&tokenizer, &whole[..whole.len() / 2]).unwrap();
+    check(
+        &home,
+        &["run", "./model", "hi"],
+        "error: tokenizer.json cannot be read: ",
+        "if it was not edited, it is damaged: download it again",
+    );
+}
+
+#[test]
 fn a_config_that_lies_about_its_bits_is_a_warning() {
     let home = Home::new();
     let config = home.copy_model("models/pebble").join("config.json");

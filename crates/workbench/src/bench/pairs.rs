@@ -93,11 +93,8 @@ struct Answer {
 /// Prompts of noise, answered with noise, for a model with so many tokens.
 pub fn noise(vocab: usize, prompt_tokens: usize, max_tokens: usize) -> Vec<Request> {
     let prompt = |seed: usize| {
-        let token = |index: usize| {
-            let draw = (seed * prompt_tokens + index) as u64 + 1;
-            ((draw.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % vocab as u64) as u32
-        };
-        // Of made-up weights all tokens are nearly as likely: ranking all of them is nobody's case.
+        let token = |index: usize| crate::noise_token((seed * prompt_tokens + index) as u64, vocab);
+        // With made-up weights all tokens are nearly as likely, and ranking all of them would cost what no real model does.
         let (seed, top_k) = (seed as u64, 40);
         let sampling = SamplingParams { seed, top_k, ..SamplingParams::default() };
         let prompt = (0..prompt_tokens).map(token).collect();
