@@ -7,37 +7,43 @@
 //!
 //! It does not sample, and knows nothing of HTTP or of tool formats.
 //!
-//! Invariant: a mask is a function of the grammar and the accepted tokens alone. What a grammar costs is
-//! bounded, in time and in memory; what goes wrong fails its own request.
+//! Invariant: a mask is a function of the grammar and the accepted tokens alone. What a grammar costs is bounded in
+//! time, and its memory is granted by an [`Allowance`] before it is taken; what goes wrong fails its own request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Logger, ParserFactory, TokenParser};
 use serde_json::Value;
 use text::Tokenizer;
 
-use compiled::{Compiled, Key};
+use compiled::Key;
+use follower::Follower;
 use marker::Marker;
+use memory::{Holding, Memory};
 use state::{Start, State};
 use vocabulary::Vocabulary;
-use worker::{Settled, Slot, Workers};
+use worker::{Settled, Slot, Standing, Workers};
 
 mod compiled;
+mod follower;
+mod intersections;
 mod lark;
 mod marker;
 mod mask;
+mod memory;
 mod schema;
 mod state;
 mod vocabulary;
 mod worker;
 
 pub use mask::Mask;
+pub use memory::{Allowance, Unlimited};
 
 /// The longest JSON schema and the longest Lark grammar.
 const LONGEST_GRAMMAR_BYTES: usize = 256 << 10;
@@ -46,6 +52,17 @@ const LONGEST_REGEX_BYTES: usize = 16 << 10;
 /// The library's compiler is recursive, and `schema` and `lark` bound its depth by this. Only what is used
 /// of it becomes memory.
 const COMPILER_STACK_BYTES: usize = 128 << 20;
+/// A grammar is compiled with little fuel, and with so many times more where that is not enough, up to the most.
+const LEAST_COMPILER_FUEL: usize = 20_000;
+const MORE_COMPILER_FUEL: usize = 4;
+const MOST_COMPILER_FUEL: usize = 1_280_000;
+/// What the library takes for a unit of fuel at most.
+const FUEL_BYTES: usize = 100;
+/// The least fuel for each symbol of a grammar.
+const FUEL_OF_SYMBOL: usize = 4;
+/// Fuel for a step of the lexer, if there is memory for it, and in any case.
+const MOST_STEP_FUEL: usize = 200_000;
+const LEAST_STEP_FUEL: usize = 20_000;
 /// Markers that are kept ready.
 const MARKERS: usize = 16;
 /// The longest reason that is handed on.
@@ -105,7 +122,7 @@ pub enum GrammarError {
         /// Which.
         reason: String,
     },
-    /// It is right, but nobody can follow it.
+    /// It is right, but the library cannot follow it.
     #[error("the grammar uses what is not supported: {keyword}")]
     Unsupported {
         /// The keyword, or what is wrong with it.
@@ -116,6 +133,12 @@ pub enum GrammarError {
     Invalid {
         /// Why.
         reason: String,
+    },
+    /// What is left of the memory for grammars is too little.
+    #[error("the grammar needs {bytes} bytes of memory, more than there are for it now")]
+    NoMemory {
+        /// How many are needed at once.
+        bytes: usize,
     },
     /// The model cannot be constrained at all.
     #[error("the model's vocabulary cannot be constrained: {reason}")]
@@ -144,6 +167,12 @@ pub enum ConstraintError {
         /// Why.
         reason: String,
     },
+    /// What is left of the memory for grammars is too little.
+    #[error("the grammar needs {bytes} bytes of memory, more than there are for it now")]
+    NoMemory {
+        /// How many are needed at once.
+        bytes: usize,
+    },
 }
 
 /// Compiles grammars for one model. Clones share everything.
@@ -155,18 +184,19 @@ pub struct Grammars {
 struct Shared {
     factory: ParserFactory,
     vocabulary: Arc<Vocabulary>,
+    memory: Arc<Memory>,
     workers: Workers,
     markers: Mutex<BTreeMap<String, Arc<Marker>>>,
-    compiled: Mutex<Compiled>,
 }
 
 impl Grammars {
     /// For a model with these tokens, of which `ends` end an answer, and `vocabulary` logits: as many as the
-    /// tokenizer has tokens, or more.
+    /// tokenizer has tokens, or more. What grammars hold is granted by `allowance`.
     pub fn new(
         tokenizer: &Tokenizer,
         ends: &BTreeSet<u32>,
         vocabulary: usize,
+        allowance: Arc<dyn Allowance>,
     ) -> Result<Grammars, GrammarError> {
         let vocabulary = Arc::new(Vocabulary::new(tokenizer, ends, vocabulary)?);
         // Nothing is forced upon the model but by the mask.
@@ -175,9 +205,10 @@ impl Grammars {
         let mut factory = ParserFactory::new(vocabulary.environment(), capabilities, &slices)
             .map_err(|error| GrammarError::Vocabulary { reason: one_line(&error.to_string()) })?;
         factory.quiet();
-        *factory.limits_mut() = limits();
-        let (workers, markers, compiled) = (Workers::default(), Mutex::default(), Mutex::default());
-        let shared = Shared { factory, vocabulary, workers, markers, compiled };
+        let memory = Arc::new(Memory::new(allowance));
+        *factory.limits_mut() = limits(memory.step_bytes());
+        let workers = Workers::new(Arc::clone(&memory));
+        let shared = Shared { factory, vocabulary, memory, workers, markers: Mutex::default() };
         Ok(Grammars { shared: Arc::new(shared) })
     }
 
@@ -208,17 +239,20 @@ impl Grammars {
         before: Before<'_>,
         opener: Option<u32>,
     ) -> Result<Constraint, GrammarError> {
-        let compiled = || self.shared.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = &self.shared.memory;
         let key = Key::of(grammar, before, opener);
-        let kept = compiled().get(&key);
-        if let Some(slot) = kept {
-            let slot = Arc::new(self.shared.workers.fork(&slot));
-            return Ok(Constraint { shared: Arc::clone(&self.shared), slot, mask: None });
+        let kept = memory.kept().get(&key);
+        if let Some(standing) = kept {
+            return Ok(Constraint::new(&self.shared, standing.fork(memory).map_err(refusal)?));
         }
-        let constraint = self.compile_anew(grammar, before, opener)?;
-        // Not the constraint itself: it holds what holds this list.
-        compiled().keep(key, constraint.clone().slot);
-        Ok(constraint)
+        let standing = self.compile_anew(grammar, before, opener)?;
+        if key.is_short()
+            && let Ok(copy) = standing.fork(memory)
+        {
+            let gives_way = memory.kept().keep(key, Arc::new(copy));
+            drop(gives_way);
+        }
+        Ok(Constraint::new(&self.shared, standing))
     }
 
     fn compile_anew(
@@ -226,30 +260,54 @@ impl Grammars {
         grammar: &Grammar,
         before: Before<'_>,
         opener: Option<u32>,
-    ) -> Result<Constraint, GrammarError> {
+    ) -> Result<Standing, GrammarError> {
         let start = match before {
             Before::Nothing => Start::Inside,
             Before::Thinking { close } => Start::Free(self.marker(close)?),
             Before::MaybeThinking { open, close } => Start::Maybe(open.into(), self.marker(close)?),
         };
+        let memory = &self.shared.memory;
         let vocabulary = Arc::clone(&self.shared.vocabulary);
         let build = || {
-            let parser = self.shared.factory.create_parser(prepare(grammar)?);
-            let parser = parser.map_err(|error| compiler_error(&format!("{error:#}")))?;
-            let state = State::new(vocabulary, Matcher::new(Ok(parser)), start, opener);
-            state.map_err(|error| match error {
-                ConstraintError::Failed { reason } => GrammarError::TooComplex { reason },
-                _ => schema::invalid("nothing that the model can write satisfies it"),
-            })
+            let (parser, mut holding) = self.parser(grammar)?;
+            let state = State::new(vocabulary, Follower::new(parser), start, opener);
+            let state = state.map_err(refusal)?;
+            memory.resize(&mut holding, state.bytes()).map_err(refusal)?;
+            Standing::new(state, holding).map_err(refusal)
         };
-        let state = thread::scope(|scope| {
+        let broken = |reason: String| GrammarError::TooComplex { reason };
+        thread::scope(|scope| {
             let builder = thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
             let thread = builder.name("grammar".to_owned()).spawn_scoped(scope, build);
-            let broken = |reason: String| GrammarError::TooComplex { reason };
             let thread = thread.map_err(|error| broken(error.to_string()))?;
             thread.join().unwrap_or_else(|_| Err(broken("its compiler broke down".to_owned())))
-        })?;
-        Ok(Constraint::new(Arc::clone(&self.shared), state))
+        })
+    }
+
+    /// A parser that has seen nothing, and the memory that its compiler could have taken.
+    fn parser(&self, grammar: &Grammar) -> Result<(TokenParser, Holding), GrammarError> {
+        let mut fuel = LEAST_COMPILER_FUEL;
+        loop {
+            let holding = self.shared.memory.hold(fuel * FUEL_BYTES).map_err(refusal)?;
+            match self.parser_within(fuel, grammar) {
+                Err(GrammarError::TooComplex { .. }) if fuel < MOST_COMPILER_FUEL => {
+                    fuel *= MORE_COMPILER_FUEL;
+                }
+                parser => return Ok((parser?, holding)),
+            }
+        }
+    }
+
+    fn parser_within(&self, fuel: usize, grammar: &Grammar) -> Result<TokenParser, GrammarError> {
+        let factory = &self.shared.factory;
+        let init = GrammarInit::Serialized(prepare(grammar)?);
+        let mut limits = factory.limits().clone();
+        limits.initial_lexer_fuel = fuel as u64;
+        limits.max_grammar_size = limits.max_grammar_size.min(fuel / FUEL_OF_SYMBOL);
+        let capabilities = InferenceCapabilities::default();
+        let parser =
+            factory.create_parser_from_init_ext(init, Logger::new(0, 0), capabilities, limits);
+        parser.map_err(|error| compiler_error(&format!("{error:#}")))
     }
 
     fn marker(&self, text: &str) -> Result<Arc<Marker>, GrammarError> {
@@ -281,8 +339,18 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    fn new(shared: Arc<Shared>, state: State) -> Constraint {
-        Constraint { shared, slot: Arc::new(Slot::new(state)), mask: None }
+    fn new(shared: &Arc<Shared>, standing: Standing) -> Constraint {
+        Constraint::of(shared, Slot::new(standing))
+    }
+
+    fn of(shared: &Arc<Shared>, slot: Slot) -> Constraint {
+        Constraint { shared: Arc::clone(shared), slot: Arc::new(slot), mask: None }
+    }
+
+    /// Another answer that goes on from here on its own: compile once, fork for every choice.
+    pub fn fork(&self) -> Result<Constraint, ConstraintError> {
+        let standing = self.shared.workers.fork(&self.slot)?;
+        Ok(Constraint::new(&self.shared, standing))
     }
 
     /// Which tokens may come next, `None` if all may; waits for the worker if it is not done. End tokens are among them
@@ -311,10 +379,10 @@ impl Constraint {
 }
 
 impl Clone for Constraint {
-    /// Another answer that goes on from here on its own: compile once, clone for every choice.
+    /// The same as [`Constraint::fork`]; where that fails, the copy says so when a mask is wanted.
     fn clone(&self) -> Constraint {
-        let slot = Arc::new(self.shared.workers.fork(&self.slot));
-        Constraint { shared: Arc::clone(&self.shared), slot, mask: None }
+        let over = |error| Constraint::of(&self.shared, Slot::over(error));
+        self.fork().unwrap_or_else(over)
     }
 }
 
@@ -342,16 +410,26 @@ fn prepare(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
 
 /// The library's units: it lexes some 14 units of step fuel and parses some 20 items a microsecond, so a mask
 /// takes 20 ms at worst, and builds 50 units of initial fuel a microsecond. A lexer state takes 1 to 2 KB.
-fn limits() -> ParserLimits {
+fn limits(step_bytes: usize) -> ParserLimits {
+    let step_fuel = (step_bytes / FUEL_BYTES).clamp(LEAST_STEP_FUEL, MOST_STEP_FUEL);
     ParserLimits {
         max_items_in_row: 2_000,
-        initial_lexer_fuel: 1_000_000,
-        step_lexer_fuel: 200_000,
+        initial_lexer_fuel: MOST_COMPILER_FUEL as u64,
+        step_lexer_fuel: step_fuel as u64,
         step_max_items: 50_000,
         max_lexer_states: 20_000,
         max_grammar_size: 200_000,
         precompute_large_lexemes: true,
         verbose_errors: false,
+    }
+}
+
+/// What stands in the way of an answer's first step, said of its grammar.
+fn refusal(error: ConstraintError) -> GrammarError {
+    match error {
+        ConstraintError::NoMemory { bytes } => GrammarError::NoMemory { bytes },
+        ConstraintError::Failed { reason } => GrammarError::TooComplex { reason },
+        _ => schema::invalid("nothing that the model can write satisfies it"),
     }
 }
 

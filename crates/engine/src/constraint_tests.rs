@@ -63,7 +63,9 @@ impl Toy {
         let tokens: Vec<Vec<u8>> = tokens.into_iter().collect();
         let count = tokens.len() as u32;
         let ends = BTreeSet::from([count, count + u32::from(two_ends)]);
-        let grammars = Grammars::new(&tokenizer(&tokens), &ends, tokens.len() + 5).unwrap();
+        let grammars =
+            Grammars::new(&tokenizer(&tokens), &ends, tokens.len() + 5, Arc::new(Unlimited))
+                .unwrap();
         Toy { tokens, grammars }
     }
 
@@ -362,7 +364,7 @@ fn an_answer_that_was_free_is_not_failed_by_a_grammar() {
 #[test]
 fn what_was_compiled_is_kept_for_the_next_and_unchanged_by_the_last() {
     let toy = Toy::of(&["a", "b"]);
-    let kept = || toy.grammars.shared.compiled.lock().unwrap().len();
+    let kept = || toy.grammars.shared.memory.kept().len();
     let grammar = Grammar::Regex("ab".to_owned());
     let first =
         |constraint: &mut Constraint| constraint.mask().unwrap().unwrap().tokens().next().unwrap();
@@ -470,7 +472,7 @@ fn bytes_without_a_token_are_an_error() {
 fn a_model_without_an_end_cannot_be_constrained() {
     let tokenizer = tokenizer(&[b"a".to_vec()]);
     for ends in [BTreeSet::new(), BTreeSet::from([3])] {
-        let error = Grammars::new(&tokenizer, &ends, 3).unwrap_err();
+        let error = Grammars::new(&tokenizer, &ends, 3, Arc::new(Unlimited)).unwrap_err();
         assert!(matches!(error, GrammarError::Vocabulary { .. }), "{error}");
     }
 }

@@ -25,7 +25,10 @@ mod speculation;
 mod streaming;
 mod watch;
 
-pub use constraint::{Before, Constraint, ConstraintError, Grammar, GrammarError, Grammars, Mask};
+pub use constraint::{
+    Allowance, Before, Constraint, ConstraintError, Grammar, GrammarError, Grammars, Mask,
+    Unlimited,
+};
 pub use dialect::{Dialect, Heard, Listener, Prompt};
 pub use engine::Engine;
 pub use error::{Error, Result};

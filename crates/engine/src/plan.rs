@@ -30,9 +30,9 @@ const GRAMMAR_BYTES_PER_TOKEN: u64 = 600;
 const REQUESTS: &str = "requests";
 
 /// What a server needs at least for what requests hold (bodies, parsed values, rendered prompts, grammars): a
-/// conversation that fills the context has to pass, and small ones beside it. Half as much again where it is there.
-const LEAST_REQUEST_BYTES: u64 = 16 << 20;
-const USUAL_REQUEST_BYTES: u64 = 24 << 20;
+/// conversation that fills the context has to pass, and small ones beside it. More than that where it is there.
+const LEAST_REQUEST_BYTES: u64 = 20 << 20;
+const USUAL_REQUEST_BYTES: u64 = 32 << 20;
 const REQUEST_BYTES_PER_TOKEN: u64 = 1 << 10;
 
 /// What it is given: a share of the budget, where everything else leaves it. Slots for experts have a better use for memory.

@@ -1,12 +1,12 @@
 //! Pebble under grammars: every answer fits, within the tokens that its schema allows.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use checkpoint::Checkpoint;
 use engine::{
     Before, ConstraintError, Dialect, Engine, Event, FinishReason, Grammar, Grammars, Options,
-    Request, Runner, SamplingParams,
+    Request, Runner, SamplingParams, Unlimited,
 };
 use serde_json::{Value, json};
 use text::ChatRequest;
@@ -39,7 +39,8 @@ fn open() -> Pebble {
     let options = Options { context: 4096, sequences: 16, ..Options::default() };
     let runner = Runner::load(&checkpoint, &options, &|_, _| {}).expect("model");
     let vocabulary = runner.spec().vocab;
-    let grammars = Grammars::new(&dialect.tokenizer, &dialect.eos, vocabulary).expect("grammars");
+    let grammars = Grammars::new(&dialect.tokenizer, &dialect.eos, vocabulary, Arc::new(Unlimited))
+        .expect("grammars");
     Pebble { dialect, grammars, engine: Engine::new(runner) }
 }
 

@@ -1,10 +1,10 @@
 //! Grammars that are refused, each for its reason, and grammars that are taken; for Pebble's vocabulary.
 
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use checkpoint::Checkpoint;
-use engine::{Before, Dialect, Grammar, GrammarError, Grammars};
+use engine::{Before, Dialect, Grammar, GrammarError, Grammars, Unlimited};
 use serde_json::{Value, json};
 
 fn grammars() -> &'static Grammars {
@@ -13,7 +13,8 @@ fn grammars() -> &'static Grammars {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pebble");
         let dialect = Dialect::open(&Checkpoint::open(&folder).expect("pebble")).expect("dialect");
         let vocabulary = dialect.tokenizer.vocab_size();
-        Grammars::new(&dialect.tokenizer, &dialect.eos, vocabulary).expect("grammars")
+        Grammars::new(&dialect.tokenizer, &dialect.eos, vocabulary, Arc::new(Unlimited))
+            .expect("grammars")
     })
 }
 

@@ -333,8 +333,8 @@ fn a_server_shares_its_positions() {
 fn requests_have_their_share_and_never_less_than_fills_the_context() {
     let spec = spec(PEBBLE);
     let requests = |request: &PlanRequest| plan(&spec, request).request_bytes();
-    assert_eq!(requests(&serving(1 << 20, 2048)), (16 << 20) + (2048 << 10));
-    assert_eq!(requests(&serving(400 << 20, 2048)), (24 << 20) + (2048 << 10));
+    assert_eq!(requests(&serving(1 << 20, 2048)), (20 << 20) + (2048 << 10));
+    assert_eq!(requests(&serving(400 << 20, 2048)), (32 << 20) + (2048 << 10));
     assert_eq!(requests(&serving(2 << 30, 2048)), 128 << 20);
     assert_eq!(requests(&serving(64 << 30, 2048)), 512 << 20);
     let streams = PlanRequest { streaming: Streaming::Always, ..serving(64 << 30, 2048) };

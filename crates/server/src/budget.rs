@@ -1,17 +1,22 @@
 //! The memory that requests may hold together, and each request's share of it.
 //!
 //! A share is taken before the memory is: for a body by its length, for what is read from it by its weight, for a prompt by
-//! what preparing it may take. Nothing waits for a share, so that no two requests can wait for each other: what does not fit
+//! what preparing it may take, for a grammar by what its compiler may take and then by what it holds. Nothing waits for a share, so that no two requests can wait for each other: what does not fit
 //! now is refused and may come again, and what could never fit is refused for good. When much has been given back, the
 //! allocator is asked to return it to the system.
 //!
 //! Invariant: the shares together are never more than the budget, and large ones leave a quarter of it to small ones.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
+
+use engine::Allowance;
 
 /// Preparing a request takes memory besides what it holds: this share of all, for each that is prepared at once.
 const WORK_SHARE: usize = 8;
+/// A step of a grammar may take this share of all; two are taken at once.
+const STEP_SHARE: usize = 16;
 /// A share of the budget up to this part of it is a small one.
 const SMALL_SHARE: usize = 16;
 /// Freed bytes that are worth a walk through the heap, and how long more of them are waited for.
@@ -24,7 +29,10 @@ pub(crate) struct Budget {
     total_bytes: usize,
     /// What each preparation may take for itself.
     work_bytes: usize,
-    state: Mutex<State>,
+    /// What each step of a grammar may take before it is counted.
+    step_bytes: usize,
+    /// Beside the budget: memory is returned on a thread that may outlive it.
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
@@ -56,9 +64,10 @@ impl Budget {
     /// Of `bytes` for all requests, of which up to `preparing` are prepared at once.
     pub(crate) fn new(bytes: u64, preparing: usize) -> Arc<Budget> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let work_bytes = bytes / WORK_SHARE;
-        let total_bytes = bytes.saturating_sub(work_bytes.saturating_mul(preparing));
-        Arc::new(Budget { total_bytes, work_bytes, state: Mutex::default() })
+        let (work_bytes, step_bytes) = (bytes / WORK_SHARE, bytes / STEP_SHARE);
+        let aside = work_bytes.saturating_mul(preparing).saturating_add(2 * step_bytes);
+        let total_bytes = bytes.saturating_sub(aside);
+        Arc::new(Budget { total_bytes, work_bytes, step_bytes, state: Arc::default() })
     }
 
     /// A share of so many bytes.
@@ -83,8 +92,48 @@ impl Budget {
         self.total_bytes / SMALL_SHARE
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Changes what is used by one holding.
+    fn change(&self, from: usize, to: usize) -> Result<(), Denied> {
+        if to <= from {
+            self.free(from - to);
+            return Ok(());
+        }
+        if to > self.most_bytes() {
+            return Err(Denied::Never);
+        }
+        let is_small = to <= self.small_bytes();
+        let limit = if is_small { self.total_bytes } else { self.most_bytes() };
+        let mut state = lock(&self.state);
+        let used = (state.used_bytes - from).saturating_add(to);
+        if used > limit {
+            return Err(Denied::Now);
+        }
+        state.used_bytes = used;
+        Ok(())
+    }
+
+    fn free(&self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let mut state = lock(&self.state);
+        state.used_bytes -= bytes;
+        state.freed_bytes = state.freed_bytes.saturating_add(bytes);
+        if state.freed_bytes >= WORTH_RETURNING_BYTES && !state.is_returning {
+            state.is_returning = true;
+            drop(state);
+            return_memory(Arc::clone(&self.state));
+        }
+    }
+}
+
+impl Allowance for Budget {
+    fn resize(&self, from: usize, to: usize) -> bool {
+        self.change(from, to).is_ok()
+    }
+
+    fn step_bytes(&self) -> usize {
+        self.step_bytes
     }
 }
 
@@ -101,22 +150,7 @@ impl Share {
 
     /// Makes it this large. Denied, it stays as it was.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Denied> {
-        if bytes <= self.bytes {
-            self.shrink(bytes);
-            return Ok(());
-        }
-        let budget = &self.budget;
-        if bytes > budget.most_bytes() {
-            return Err(Denied::Never);
-        }
-        let is_small = bytes <= budget.small_bytes();
-        let limit = if is_small { budget.total_bytes } else { budget.most_bytes() };
-        let mut state = budget.state();
-        let used = (state.used_bytes - self.bytes).saturating_add(bytes);
-        if used > limit {
-            return Err(Denied::Now);
-        }
-        state.used_bytes = used;
+        self.budget.change(self.bytes, bytes)?;
         self.bytes = bytes;
         Ok(())
     }
@@ -124,18 +158,8 @@ impl Share {
     /// Gives back what is more than this. What it stood for has to be freed before.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let freed = self.bytes.saturating_sub(bytes);
-        if freed == 0 {
-            return;
-        }
-        self.bytes = bytes;
-        let mut state = self.budget.state();
-        state.used_bytes -= freed;
-        state.freed_bytes = state.freed_bytes.saturating_add(freed);
-        if state.freed_bytes >= WORTH_RETURNING_BYTES && !state.is_returning {
-            state.is_returning = true;
-            drop(state);
-            return_memory(&self.budget);
-        }
+        self.bytes -= freed;
+        self.budget.free(freed);
     }
 }
 
@@ -146,19 +170,24 @@ impl Drop for Share {
 }
 
 /// Returns freed memory to the system a little later, when what is being freed with it is free as well.
-fn return_memory(budget: &Arc<Budget>) {
-    let budget = Arc::clone(budget);
-    // Without a runtime the server is shutting down, and returns everything.
-    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-    runtime.spawn(async move {
-        tokio::time::sleep(RETURN_AFTER).await;
+fn return_memory(state: Arc<Mutex<State>>) {
+    let later = move || {
+        thread::sleep(RETURN_AFTER);
         {
-            let mut state = budget.state();
+            let mut state = lock(&state);
             state.freed_bytes = 0;
             state.is_returning = false;
         }
-        let _ = tokio::task::spawn_blocking(machine::memory::release_freed).await;
-    });
+        machine::memory::release_freed();
+    };
+    // Grammars are freed on threads of their own, which have no runtime.
+    if let Err(error) = thread::Builder::new().name("return memory".to_owned()).spawn(later) {
+        tracing::warn!("no thread to return memory: {error}");
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -167,8 +196,9 @@ mod tests {
 
     /// 1,000 bytes for shares, of which one may have 750 and 62 are few.
     fn budget() -> Arc<Budget> {
-        let budget = Budget::new(1600, 3);
-        assert_eq!((budget.total_bytes, budget.work_bytes()), (1000, 200));
+        let budget = Budget::new(2000, 3);
+        assert_eq!((budget.total_bytes, budget.work_bytes()), (1000, 250));
+        assert_eq!(budget.step_bytes(), 125);
         assert_eq!((budget.most_bytes(), budget.small_bytes()), (750, 62));
         budget
     }
@@ -190,7 +220,7 @@ mod tests {
         drop(other);
         large.resize(750).unwrap();
         drop(large);
-        assert_eq!(budget.state().used_bytes, 0);
+        assert_eq!(lock(&budget.state).used_bytes, 0);
         assert!(budget.take(750).is_ok());
     }
 
@@ -206,18 +236,18 @@ mod tests {
         assert!(budget.take(62).is_ok());
     }
 
-    #[tokio::test]
-    async fn memory_is_returned_once_for_much_that_is_freed_together() {
+    #[test]
+    fn memory_is_returned_once_for_much_that_is_freed_together() {
         let budget = Budget::new(1 << 30, 0);
         let free = |bytes| drop(budget.take(bytes).unwrap());
         free(WORTH_RETURNING_BYTES - 1);
-        assert!(!budget.state().is_returning);
+        assert!(!lock(&budget.state).is_returning);
         free(1);
-        assert!(budget.state().is_returning);
+        assert!(lock(&budget.state).is_returning);
         free(WORTH_RETURNING_BYTES);
-        while budget.state().is_returning {
-            tokio::time::sleep(RETURN_AFTER / 10).await;
+        while lock(&budget.state).is_returning {
+            thread::sleep(RETURN_AFTER / 10);
         }
-        assert_eq!(budget.state().freed_bytes, 0);
+        assert_eq!(lock(&budget.state).freed_bytes, 0);
     }
 }

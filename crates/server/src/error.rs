@@ -7,6 +7,9 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+/// When to try again after an answer found no memory for its grammar.
+const SECONDS_UNTIL_MEMORY: u64 = 5;
+
 /// What went wrong, as a client is told.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -98,6 +101,9 @@ impl From<engine::Error> for ApiError {
             Error::Constraint(
                 error @ (ConstraintError::Stuck | ConstraintError::Failed { .. }),
             ) => ApiError::field("response_format", chain(&error)),
+            Error::Constraint(error @ ConstraintError::NoMemory { .. }) => {
+                ApiError::unavailable("memory_in_use", chain(&error), SECONDS_UNTIL_MEMORY)
+            }
             error => ApiError::internal(chain(&error)),
         }
     }

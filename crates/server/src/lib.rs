@@ -17,6 +17,7 @@ mod ask;
 mod body;
 mod budget;
 mod connection;
+mod constrain;
 mod continuation;
 mod conversation;
 mod desk;

@@ -7,17 +7,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::{Before, Constraint, Grammar, GrammarError, Listener, Prompt, Request};
+use engine::{Prompt, Request};
 use serde_json::Value;
 use text::ChatRequest;
-use text::tools::{Choice, Frame, Tool};
+use text::tools::Choice;
 
 use crate::answers::{Answers, Hearing};
 use crate::ask::{Ask, Input, MOST_CHOICES, random};
 use crate::body::refused;
 use crate::budget::Share;
+use crate::constrain::{constraint, for_choices};
 use crate::conversation::{Conversation, with_results_in_order};
-use crate::error::{ApiError, chain, context_exceeded};
+use crate::error::{ApiError, context_exceeded};
 use crate::fields::Result;
 use crate::model::Model;
 use crate::shared::Shared;
@@ -38,8 +39,6 @@ const ANSWER_BYTES: usize = 4 << 10;
 /// What is counted and shown may have more tokens than the context holds, so that a client sees by how much; but not
 /// any number, as that takes memory.
 const COUNTED_CONTEXTS: usize = 2;
-
-type Compiled = std::result::Result<Constraint, GrammarError>;
 
 /// What an ask comes to.
 struct Prepared {
@@ -286,17 +285,18 @@ fn prepare(model: &Model, mut ask: Ask, asker: &Asker, held: &mut Held) -> Resul
         }
     };
     let first = listener();
-    let (field, constraint) = constraint(model, ask, &prompt, &first)?.unzip();
+    let (field, constraint) = constraint(model, ask, &prompt, &first, &asker.shared)?.unzip();
+    let mut constraints = for_choices(constraint, ask.choices, &asker.shared)?.into_iter();
     let max_tokens = ask.max_tokens.unwrap_or(usize::MAX);
-    let request = |choice: usize| Request {
+    let mut request = |choice: usize| Request {
         prompt: prompt.tokens.clone(),
         max_tokens,
         stop_tokens: model.dialect.stop_tokens(!tools.is_empty()),
         sampling: ask.sampling.over(&model.dialect.defaults, seed, choice),
         checkpoints: stable.into_iter().collect(),
-        constraint: constraint.clone(),
+        constraint: constraints.next(),
     };
-    let requests = (0..ask.choices).map(request).collect();
+    let requests = (0..ask.choices).map(&mut request).collect();
     let listeners = std::iter::once(first).chain((1..ask.choices).map(|_| listener()));
     let hearing = |(choice, listener)| Hearing {
         listener,
@@ -394,149 +394,6 @@ fn prompt_of(
             Ok((Prompt { text, tokens: std::mem::take(tokens), thinking: ask.begun }, None))
         }
     }
-}
-
-/// What the answer must look like: a call of a tool, no call, or what the client says; and the field that says so.
-fn constraint<'a>(
-    model: &Model,
-    ask: &'a Ask,
-    prompt: &Prompt,
-    listener: &Listener,
-) -> Result<Option<(&'a str, Constraint)>> {
-    // Nobody thinks who was told not to, or in the middle of an answer that has begun.
-    let may_think = matches!(ask.input, Input::Chat(_)) && ask.thinking != Some(false);
-    let opening = model.dialect.thinking_tokens(&prompt.text).filter(|_| may_think);
-    // Thinking stays free: the grammar begins behind it.
-    let before = match &model.dialect.reasoning {
-        Some(markers) if listener.is_reasoning() => Before::Thinking { close: &markers.close },
-        Some(markers) => match &opening {
-            Some(open) => Before::MaybeThinking { open, close: &markers.close },
-            None => Before::Nothing,
-        },
-        None => Before::Nothing,
-    };
-    let compile = |grammar: &Grammar| model.grammars.compile(grammar, before);
-
-    let may_call = !ask.tools.is_empty() && model.dialect.tools.is_some();
-    let (field, compiled) = match (&ask.tool_choice, &ask.grammar) {
-        (choice @ (Choice::Required | Choice::Named(_)), _) => {
-            let grammar = |tools: &[Tool]| tool_grammar(model, ask, tools, choice);
-            ("tool_choice", compile_calls(&ask.tools, grammar, compile)?)
-        }
-        (choice @ Choice::None, None) if may_call => {
-            ("tool_choice", compile(&tool_grammar(model, ask, &ask.tools, choice)?))
-        }
-        (choice, Some(grammar)) => {
-            let either = |tools: &[Tool]| call_or_answer(model, ask, tools, grammar).ok_or(());
-            let compiled = match choice {
-                Choice::Auto if may_call => {
-                    compile_calls(&ask.tools, either, compile).ok().and_then(|either| either.ok())
-                }
-                _ => None,
-            };
-            let alone = || match framed(model, ask, grammar) {
-                Some(framed) => compile(&framed),
-                None => compile(grammar),
-            };
-            (ask.grammar_field.as_str(), compiled.map_or_else(alone, Ok))
-        }
-        (Choice::Auto, None) if may_call => {
-            return Ok(calls_in_form(model, ask, before).map(|constraint| ("tools", constraint)));
-        }
-        (_, None) => return Ok(None),
-    };
-    compiled.map(|constraint| Some((field, constraint))).map_err(|error| match error {
-        GrammarError::Vocabulary { .. } => ApiError::internal(chain(&error)),
-        error => ApiError::field(field, chain(&error)),
-    })
-}
-
-/// Compiles a grammar of calls. Where the schemas of its tools cannot be followed, it is tried without their regular
-/// expressions, which come in many dialects: arguments that break one are for the tool to refuse.
-fn compile_calls<E>(
-    tools: &[Tool],
-    grammar: impl Fn(&[Tool]) -> std::result::Result<Grammar, E>,
-    compile: impl Fn(&Grammar) -> Compiled,
-) -> std::result::Result<Compiled, E> {
-    match compile(&grammar(tools)?) {
-        Err(error) => {
-            let easier: Vec<Tool> = tools.iter().map(Tool::without_expressions).collect();
-            if easier == tools {
-                return Ok(Err(error));
-            }
-            tracing::debug!("expressions in the schemas of tools are left out: {}", chain(&error));
-            Ok(compile(&grammar(&easier)?).map_err(|_| error))
-        }
-        Ok(compiled) => Ok(Ok(compiled)),
-    }
-}
-
-/// Holds calls that a free answer comes to to their form; `None` where that cannot be done, for nobody asked for it.
-fn calls_in_form(model: &Model, ask: &Ask, before: Before<'_>) -> Option<Constraint> {
-    let opener = model.dialect.tools?.opener()?;
-    let opener = model.dialect.tokenizer.token_to_id(opener)?;
-    let grammar = |tools: &[Tool]| tool_grammar(model, ask, tools, &Choice::Auto);
-    let compile = |grammar: &Grammar| model.grammars.compile_from(opener, grammar, before);
-    let compiled = compile_calls(&ask.tools, grammar, compile).ok()?;
-    compiled.inspect_err(|error| tracing::debug!("calls are free: {}", chain(error))).ok()
-}
-
-/// Calls of tools, or JSON that follows the client's grammar, as the model likes; `None` if the two do not
-/// go together.
-fn call_or_answer(model: &Model, ask: &Ask, tools: &[Tool], grammar: &Grammar) -> Option<Grammar> {
-    let schema = schema_of(grammar)?;
-    let calls = tool_rules(model, ask, tools, &Choice::Required).ok()?;
-    let calls = calls.strip_prefix("start: ")?;
-    let special = |text: &str| model.dialect.special_token(text);
-    let frame = model.dialect.tools.and_then(|format| format.frame(&special));
-    // The rules that a frame names are those of the calls too.
-    let head = frame.map_or_else(String::new, |frame| frame.head);
-    let answer = format!("{head} %json {schema}");
-    Some(Grammar::Lark(format!("start: answer | calls\nanswer: {answer}\ncalls: {calls}")))
-}
-
-/// JSON inside what the model's format puts around every answer; `None` where that is nothing.
-fn framed(model: &Model, ask: &Ask, grammar: &Grammar) -> Option<Grammar> {
-    if ask.is_raw {
-        return None;
-    }
-    let special = |text: &str| model.dialect.special_token(text);
-    let Frame { head, rules } = model.dialect.tools?.frame(&special)?;
-    let schema = schema_of(grammar)?;
-    Some(Grammar::Lark(format!("start: answer\nanswer: {head} %json {schema}\n{rules}")))
-}
-
-/// The schema of an answer in JSON.
-fn schema_of(grammar: &Grammar) -> Option<Value> {
-    match grammar {
-        Grammar::JsonObject => Some(serde_json::json!({"type": "object"})),
-        Grammar::JsonSchema(schema) => Some(schema.clone()),
-        Grammar::Regex(_) | Grammar::Lark(_) => None,
-    }
-}
-
-/// A grammar that enforces a choice.
-fn tool_grammar(model: &Model, ask: &Ask, tools: &[Tool], choice: &Choice) -> Result<Grammar> {
-    tool_rules(model, ask, tools, choice).map(Grammar::Lark)
-}
-
-/// The same, in Lark.
-fn tool_rules(model: &Model, ask: &Ask, tools: &[Tool], choice: &Choice) -> Result<String> {
-    if tools.is_empty() {
-        return Err(ApiError::field("tool_choice", "there are no tools to choose from"));
-    }
-    if let Choice::Named(name) = choice
-        && !tools.iter().any(|tool| tool.name == *name)
-    {
-        return Err(ApiError::field("tool_choice", format!("there is no tool named {name:?}")));
-    }
-    let Some(format) = model.dialect.tools else {
-        let message = "this model does not say how it calls tools: only `auto` and `none` work";
-        return Err(ApiError::field("tool_choice", message));
-    };
-    let special = |text: &str| model.dialect.special_token(text);
-    let lark = format.grammar(tools, choice, ask.parallel_tool_calls, &special);
-    lark.map_err(|error| ApiError::field("tools", chain(&error)))
 }
 
 #[cfg(test)]

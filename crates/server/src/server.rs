@@ -8,7 +8,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use engine::{Dialect, Engine, Grammars, Plan};
+use engine::{Allowance, Dialect, Engine, Grammars, Plan};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
+use crate::budget::Budget;
 use crate::connection::Requests;
 use crate::desk;
 use crate::live::Feed;
@@ -23,7 +24,7 @@ use crate::model::{Facts, Model, Pulse};
 use crate::seats::Seats;
 use crate::shared::Shared;
 use crate::socket::Socket;
-use crate::{Options, app};
+use crate::{Options, app, turns};
 
 /// Threads for connections at most.
 const MOST_THREADS: usize = 4;
@@ -138,11 +139,13 @@ impl Server {
             loaded.parameters,
             loaded.bytes,
         );
-        let grammars = Grammars::new(&dialect.tokenizer, &dialect.eos, facts.vocabulary)
+        let budget = Budget::new(loaded.plan.request_bytes(), turns::PLACES);
+        let allowance = Arc::clone(&budget) as Arc<dyn Allowance>;
+        let grammars = Grammars::new(&dialect.tokenizer, &dialect.eos, facts.vocabulary, allowance)
             .map_err(StartError::Grammars)?;
         let created =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        self.shared.open(Model {
+        let model = Model {
             name: loaded.name,
             created,
             dialect: Arc::new(dialect),
@@ -151,7 +154,8 @@ impl Server {
             plan: loaded.plan,
             facts,
             pulse: std::sync::Mutex::new(Pulse::of(&engine)),
-        });
+        };
+        self.shared.open(model, budget);
         let ender = self.runtime.spawn(end_on_signal(Arc::clone(&self.shared), desk, self.closing));
         ready();
         let mut feed = Feed::new(Arc::clone(&self.shared));

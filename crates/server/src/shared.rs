@@ -13,7 +13,7 @@ use crate::hosts::Hosts;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::model::Model;
-use crate::turns::{self, Turns};
+use crate::turns::Turns;
 
 /// State of a server.
 pub(crate) struct Shared {
@@ -50,10 +50,10 @@ impl Shared {
     }
 
     /// The model is loaded: from now on requests are answered.
-    pub(crate) fn open(&self, model: Model) {
+    pub(crate) fn open(&self, model: Model, budget: Arc<Budget>) {
         let places = model.facts.parallel + self.options.queue;
         let _ = self.places.set((Arc::new(Semaphore::new(places)), places));
-        let _ = self.budget.set(Budget::new(model.plan.request_bytes(), turns::PLACES));
+        let _ = self.budget.set(budget);
         let _ = self.model.set(Arc::new(model));
     }
 

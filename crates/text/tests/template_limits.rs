@@ -1,55 +1,13 @@
 //! Hostile templates: each ends in an error that names the template and the line, and takes little memory.
 //!
-//! A binary of its own, since its allocator counts. Tests in it take turns, so that the peak is theirs.
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+//! A binary of its own, since its allocator counts.
 
 use serde_json::json;
 use text::{ChatRequest, ChatTemplate, Error, Message};
 
-struct Counting;
+use counting::peak_of;
 
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-static TURN: Mutex<()> = Mutex::new(());
-
-fn took(bytes: usize) {
-    let held = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    PEAK.fetch_max(held, Ordering::Relaxed);
-}
-
-// SAFETY: every call is passed on to the system's allocator with the arguments it came with.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        took(new_size);
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(pointer, layout, new_size) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+mod counting;
 
 const CONTEXT_TOKENS: usize = 4096;
 /// What one value may have, as the head of `template.rs` says, with 4 KB for the conversation.
@@ -59,14 +17,12 @@ const BESIDE_BYTES: usize = 6 << 20;
 
 /// Renders, and gives the most memory that was held meanwhile.
 fn render(source: &str) -> (Result<String, Error>, usize) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let before = HELD.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    let rendered = ChatTemplate::new(source, Some("<s>"), None).and_then(|mut template| {
-        template.set_context(CONTEXT_TOKENS);
-        template.render_exact(&ChatRequest::new([Message::new("user", "hello there")]))
-    });
-    (rendered, PEAK.load(Ordering::Relaxed).saturating_sub(before))
+    peak_of(|| {
+        ChatTemplate::new(source, Some("<s>"), None).and_then(|mut template| {
+            template.set_context(CONTEXT_TOKENS);
+            template.render_exact(&ChatRequest::new([Message::new("user", "hello there")]))
+        })
+    })
 }
 
 #[track_caller]

@@ -255,6 +255,38 @@ fn requests_within_the_budget_take_no_more_than_the_memory_together() {
 }
 
 #[test]
+fn grammars_take_no_more_than_the_memory() {
+    let Some(watched) = Watched::start() else { return };
+    let pattern = |index: usize| json!({"type": "string", "pattern": format!("^(a|b)*a(a|b){{{}}}$", 50 + index)});
+    let properties = |count: usize| -> serde_json::Map<String, Value> {
+        (0..count).map(|index| (format!("p{index}"), pattern(index))).collect()
+    };
+    let schema = |count: usize| json!({"type": "object", "properties": properties(count), "required": ["p0"]});
+    let hello = json!([{"role": "user", "content": "hi"}]);
+    let ask = |index: usize| {
+        let mut body = json!({"messages": hello, "max_tokens": 40, "n": 16});
+        match index % 3 {
+            0 => body["guided_json"] = schema(40 + index),
+            1 => body["guided_regex"] = json!(format!("(a|b)*a(a|b){{{}}}", 500 + index)),
+            _ => {
+                body["tools"] = json!([{"type": "function", "function": {"name": format!("f{index}"),
+                    "parameters": schema(60)}}]);
+                body["tool_choice"] = "required".into();
+            }
+        }
+        body.to_string()
+    };
+    let watched = &watched;
+    std::thread::scope(|scope| {
+        for index in 0..12 {
+            let body = ask(index);
+            scope.spawn(move || watched.send(CHAT, &body, "many grammars"));
+        }
+    });
+    watched.check_returned();
+}
+
+#[test]
 fn unfinished_bodies_take_no_more_than_the_memory() {
     let Some(watched) = Watched::start() else { return };
     for (bytes, announced) in [(31_000_000, true), (9_000_000, true), (31_000_000, false)] {
@@ -306,11 +338,11 @@ fn requests_of_agents_pass() {
     let long = json!({"messages": messages, "tools": tools, "max_tokens": 1});
     assert!(long.to_string().len() > 150_000);
     let reply = watched.served.post(CHAT, &long);
-    assert_eq!(reply.status, 400);
-    let text = reply.text();
+    let (status, text) = (reply.status, reply.text());
+    assert_eq!(status, 400, "{text}");
     assert!(text.contains("context_length_exceeded"), "{text}");
     // Several of ordinary length at once, each as soon as it comes.
-    let few = json!({"messages": [{"role": "user", "content": "word ".repeat(2000)}],
+    let few = json!({"messages": [{"role": "user", "content": "word ".repeat(300)}],
         "tools": tools[..12], "max_tokens": 1});
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let send = || scope.spawn(|| watched.served.post(CHAT, &few).status);

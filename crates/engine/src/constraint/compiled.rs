@@ -1,12 +1,13 @@
 //! Grammars that were compiled lately, the last used first.
 //!
-//! What is kept has seen no token, and everybody gets a copy: nobody's caches grow in it, and whether an answer runs
-//! into a limit does not depend on who asked before.
+//! What is kept has seen no token, and every answer gets a copy: caches never grow in it, so whether an answer runs
+//! into a limit does not depend on the requests before it. Its memory is held like that of answers, and given up when
+//! they want it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::worker::Slot;
+use super::worker::Standing;
 use super::{Before, Grammar};
 
 /// Grammars that are kept.
@@ -16,7 +17,7 @@ const LONGEST_BYTES: usize = 64 << 10;
 
 #[derive(Default)]
 pub(super) struct Compiled {
-    entries: VecDeque<(Key, Arc<Slot>)>,
+    entries: VecDeque<(Key, Arc<Standing>)>,
 }
 
 /// A grammar by its text: in a schema the order of properties counts, which comparing values would not see.
@@ -44,6 +45,11 @@ impl Key {
         };
         Key { kind, text, open, close: close.to_owned(), opener }
     }
+
+    /// Whether its grammar is worth keeping.
+    pub(super) fn is_short(&self) -> bool {
+        self.text.len() <= LONGEST_BYTES
+    }
 }
 
 impl Compiled {
@@ -52,18 +58,25 @@ impl Compiled {
         self.entries.len()
     }
 
-    pub(super) fn get(&mut self, key: &Key) -> Option<Arc<Slot>> {
-        let at = self.entries.iter().position(|(kept, _)| kept == key)?;
-        let entry = self.entries.remove(at)?;
-        let slot = Arc::clone(&entry.1);
-        self.entries.push_front(entry);
-        Some(slot)
+    /// Takes out the one that was used longest ago.
+    pub(super) fn pop(&mut self) -> Option<Arc<Standing>> {
+        self.entries.pop_back().map(|(_, standing)| standing)
     }
 
-    pub(super) fn keep(&mut self, key: Key, slot: Arc<Slot>) {
-        if key.text.len() <= LONGEST_BYTES && self.get(&key).is_none() {
-            self.entries.push_front((key, slot));
-            self.entries.truncate(MOST);
+    pub(super) fn get(&mut self, key: &Key) -> Option<Arc<Standing>> {
+        let at = self.entries.iter().position(|(kept, _)| kept == key)?;
+        let entry = self.entries.remove(at)?;
+        let standing = Arc::clone(&entry.1);
+        self.entries.push_front(entry);
+        Some(standing)
+    }
+
+    /// Keeps a grammar and hands back the one that gives way, to be dropped outside of any lock.
+    pub(super) fn keep(&mut self, key: Key, standing: Arc<Standing>) -> Option<Arc<Standing>> {
+        if self.get(&key).is_some() {
+            return Some(standing);
         }
+        self.entries.push_front((key, standing));
+        if self.entries.len() > MOST { self.pop() } else { None }
     }
 }

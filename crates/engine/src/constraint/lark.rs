@@ -40,6 +40,11 @@ pub(super) fn prepare(lark: &str) -> Result<String, GrammarError> {
                 depth = depth.saturating_sub(1);
                 1
             }
+            // The library pairs the branches of all expressions before it counts what that costs.
+            b'&' => {
+                let keyword = "intersections (&) in Lark".to_owned();
+                return Err(GrammarError::Unsupported { keyword });
+            }
             b':' => {
                 rules += 1;
                 at_most("rules", rules, MOST_RULES)?;

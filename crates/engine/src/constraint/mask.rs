@@ -25,6 +25,11 @@ impl Mask {
         mask
     }
 
+    /// What it takes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
     /// A mask from 32-bit words, the lowest token in the lowest bit.
     pub(super) fn from_words(words: &[u32], vocabulary: usize) -> Mask {
         let mut mask = Mask::none(vocabulary);

@@ -13,7 +13,7 @@ use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value};
 use text::json_schema;
 
-use super::{GrammarError, LONGEST_GRAMMAR_BYTES, LONGEST_REGEX_BYTES};
+use super::{GrammarError, LONGEST_GRAMMAR_BYTES, LONGEST_REGEX_BYTES, intersections};
 
 const DEEPEST: usize = 64;
 /// Values in a schema once references are followed where the library copies.
@@ -25,6 +25,8 @@ const MOST_OPTIONS: usize = 500;
 const MOST_PROPERTIES: usize = 1_000;
 /// Expressions for names of an object: the library compares each with every other, 300 of them for seconds.
 const MOST_PATTERNS: usize = 100;
+/// The product of the lengths of expressions that one text must match: more than any single one has.
+const MOST_PAIRS: usize = 1 << 20;
 /// Levels that the library descends at most, through all references: 32 KB of its stack for each.
 const MOST_LEVELS: usize = 4_096;
 /// References in a row that are followed to tell options apart.
@@ -106,6 +108,8 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     at_most("levels through references", root_depth + levels, MOST_LEVELS)?;
     let expanded = Expansion { root: schema, sizes: BTreeMap::new() }.size(schema, false);
     at_most("values with references followed", expanded, MOST_VALUES)?;
+    let met = intersections::largest(schema);
+    at_most("pairs in expressions that one text must match", met, MOST_PAIRS)?;
 
     // Tools ask for it: a keyword that nobody can follow should not keep a tool from being called.
     let lenient = schema["x-guidance"]["lenient"].as_bool().unwrap_or(false);
@@ -283,7 +287,7 @@ impl<'a> Survey<'a> {
 }
 
 /// Where a reference leads.
-fn resolve<'a>(root: &'a Value, reference: &str) -> Result<&'a Value, GrammarError> {
+pub(super) fn resolve<'a>(root: &'a Value, reference: &str) -> Result<&'a Value, GrammarError> {
     if reference == "#" || reference == "#/" {
         return Ok(root);
     }

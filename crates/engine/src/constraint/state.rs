@@ -4,11 +4,12 @@
 
 use std::sync::Arc;
 
-use llguidance::{CancellationHandle, Matcher};
+use llguidance::CancellationHandle;
 
+use super::follower::Follower;
 use super::marker::{Marker, Progress};
 use super::vocabulary::Vocabulary;
-use super::{ConstraintError, Mask, one_line};
+use super::{ConstraintError, Mask};
 
 /// Newline tokens that may stand between the marker and the grammar.
 const NEWLINE_TOKENS: usize = 2;
@@ -51,7 +52,7 @@ enum Phase {
 
 pub(super) struct State {
     vocabulary: Arc<Vocabulary>,
-    matcher: Matcher,
+    follower: Follower,
     phase: Phase,
     /// The token that the grammar waits for, where the answer is free without it.
     opener: Option<u32>,
@@ -63,16 +64,15 @@ impl State {
     /// The state before the first token.
     pub(super) fn new(
         vocabulary: Arc<Vocabulary>,
-        matcher: Matcher,
+        mut follower: Follower,
         start: Start,
         opener: Option<u32>,
     ) -> Result<State, ConstraintError> {
-        let mut matcher = matcher.into_cancellable();
-        let first = grammar_mask(&mut matcher, &vocabulary)?;
+        let first = grammar_mask(&mut follower, &vocabulary)?;
         if opener.is_some_and(|token| !first.allows(token)) {
             return Err(ConstraintError::Stuck);
         }
-        let inside = State { vocabulary, matcher, phase: Phase::Inside, opener, first };
+        let inside = State { vocabulary, follower, phase: Phase::Inside, opener, first };
         inside.rehearse()?;
         let phase = match start {
             Start::Free(marker) => Phase::Free { marker, matched: 0 },
@@ -92,7 +92,7 @@ impl State {
     pub(super) fn fork(&self) -> State {
         State {
             vocabulary: Arc::clone(&self.vocabulary),
-            matcher: self.matcher.deep_clone(),
+            follower: self.follower.fork(),
             phase: self.phase.clone(),
             opener: self.opener,
             first: Arc::clone(&self.first),
@@ -101,7 +101,12 @@ impl State {
 
     /// Ends the work on this state from outside.
     pub(super) fn cancellation(&self) -> CancellationHandle {
-        self.matcher.cancellation_handle().unwrap_or_default()
+        self.follower.cancellation()
+    }
+
+    /// An estimate of what it holds, rather too much than too little.
+    pub(super) fn bytes(&self) -> usize {
+        2 * self.first.bytes() + self.follower.bytes()
     }
 
     /// Takes in tokens.
@@ -139,6 +144,7 @@ impl State {
     pub(super) fn let_go(&mut self) -> bool {
         if self.opener.is_some() {
             self.phase = Phase::Released;
+            self.follower.end();
         }
         self.opener.is_some()
     }
@@ -170,14 +176,14 @@ impl State {
                 Ok(Arc::new(mask))
             }
             Phase::Words | Phase::Released | Phase::Inside => {
-                grammar_mask(&mut self.matcher, &self.vocabulary)
+                grammar_mask(&mut self.follower, &self.vocabulary)
             }
         }
     }
 
     /// Whether nothing can follow but the end.
     pub(super) fn is_complete(&self) -> bool {
-        matches!(self.phase, Phase::Inside) && self.matcher.is_stopped()
+        matches!(self.phase, Phase::Inside) && self.follower.is_stopped()
     }
 
     /// Follows the grammar for some tokens, the first that may come each time: what is too complex to begin
@@ -240,28 +246,20 @@ impl State {
             }
             self.phase = Phase::Inside;
         }
-        if self.matcher.is_stopped() {
+        if self.follower.is_stopped() {
             // The end may be accepted again and again.
             return if self.vocabulary.ends.contains(&token) { Ok(()) } else { rejected };
         }
-        self.matcher.consume_token(token).map_err(|error| failure(&error.to_string()))
+        self.follower.accept(token)
     }
 }
 
 fn grammar_mask(
-    matcher: &mut Matcher,
+    follower: &mut Follower,
     vocabulary: &Vocabulary,
 ) -> Result<Arc<Mask>, ConstraintError> {
-    let words = matcher.compute_mask_or_eos().map_err(|error| failure(&error.to_string()))?;
-    let mut mask = Mask::from_words(words.as_slice(), vocabulary.len());
+    let mut mask = Mask::from_words(follower.mask()?.as_slice(), vocabulary.len());
     // A grammar may name tokens by number, and with them rows that no token belongs to.
     mask.retain(&vocabulary.known);
     if mask.count() == 0 { Err(ConstraintError::Stuck) } else { Ok(Arc::new(mask)) }
-}
-
-fn failure(message: &str) -> ConstraintError {
-    if message.contains("NoExtension") {
-        return ConstraintError::Stuck;
-    }
-    ConstraintError::Failed { reason: one_line(message) }
 }

@@ -1,10 +1,11 @@
 //! The threads that compute masks while the model computes logits.
 //!
-//! A [`Slot`] is a constraint's state, the tokens that it has not taken in, and the last result. A worker takes
-//! the state out, works without holding the lock, and puts state and result back. What a grammar costs is
-//! bounded by the library's limits, except for time: very ambiguous grammars stay within them and yet take
-//! seconds a token. So whoever waits ends work that is overdue, and slow masks add up against a budget.
-//! Results never depend on the threads, only their moment does; and what takes too long fails.
+//! A [`Slot`] is one answer: where its constraint stands, and the tokens that are not taken in yet. A worker takes the
+//! [`Standing`] out, works without holding the lock, and puts it back. What a grammar costs is bounded by the
+//! library's limits and by the memory that its standing holds, except for time: very ambiguous grammars stay within
+//! the limits and yet take seconds a token. So waiting ends work that is overdue, and slow masks add up against a
+//! budget. Results never depend on the threads, only their moment does; what takes too long or too much fails, and
+//! what has failed is freed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use llguidance::CancellationHandle;
 
+use super::memory::{Holding, Memory};
 use super::state::State;
 use super::{ConstraintError, Mask};
 
@@ -23,10 +25,10 @@ const THREADS: usize = 2;
 /// because the thread may have to wait long for a core.
 const LONGEST: Duration = Duration::from_secs(10);
 /// What counts as slow, and how much more than that all masks of one answer may take together: time of the
-/// processor, so that a busy machine fails nobody.
+/// processor, so that a busy machine fails no answer.
 const SLOW: Duration = Duration::from_millis(20);
 const SLOW_BUDGET: Duration = Duration::from_secs(2);
-/// How often who waits looks for overdue work.
+/// How often overdue work is looked for while a result is waited for.
 const WATCH: Duration = Duration::from_millis(20);
 
 /// What is known after the accepted tokens.
@@ -37,7 +39,60 @@ pub(super) struct Settled {
     pub(super) is_complete: bool,
 }
 
-/// A constraint's state and what is to be done with it.
+/// Where an answer stands after some tokens, and the memory for it.
+pub(super) struct Standing {
+    state: State,
+    settled: Settled,
+    /// What slow masks took beyond [`SLOW`].
+    slow: Duration,
+    holding: Holding,
+}
+
+impl Standing {
+    /// At the beginning, in memory that is held already.
+    pub(super) fn new(mut state: State, holding: Holding) -> Result<Standing, ConstraintError> {
+        let settled = settle(&mut state, &[])?;
+        Ok(Standing { state, settled, slow: Duration::ZERO, holding })
+    }
+
+    /// A copy that goes on from here on its own.
+    pub(super) fn fork(&self, memory: &Memory) -> Result<Standing, ConstraintError> {
+        let holding = memory.hold(self.state.bytes())?;
+        let (settled, slow) = (self.settled.clone(), self.slow);
+        Ok(Standing { state: self.state.fork(), settled, slow, holding })
+    }
+
+    /// Takes in tokens. After an error it is of no use.
+    fn advance(&mut self, tokens: &[u32], memory: &Memory) -> Result<(), ConstraintError> {
+        let start = processor_time();
+        let result = self.settle(tokens);
+        self.slow += processor_time().saturating_sub(start).saturating_sub(SLOW);
+        let result = match result {
+            Err(error) if !self.state.cancellation().is_cancelled() => Err(error),
+            Ok(settled) if self.slow <= SLOW_BUDGET => {
+                memory.resize(&mut self.holding, self.state.bytes()).map(|()| settled)
+            }
+            _ => Err(failed_because("it takes too long, its rules are too ambiguous")),
+        };
+        self.settled = match result {
+            Err(error) if self.state.let_go() => {
+                tracing::debug!("an answer goes on without its grammar: {error}");
+                let _ = memory.resize(&mut self.holding, self.state.bytes());
+                Settled { mask: None, is_complete: false }
+            }
+            result => result?,
+        };
+        Ok(())
+    }
+
+    fn settle(&mut self, tokens: &[u32]) -> Result<Settled, ConstraintError> {
+        // The parser has a boundary of its own; this one is for the code around it.
+        let work = AssertUnwindSafe(|| settle(&mut self.state, tokens));
+        catch_unwind(work).unwrap_or_else(|_| Err(failed_because("it broke down")))
+    }
+}
+
+/// One answer's constraint and what is to be done with it.
 pub(super) struct Slot {
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -45,27 +100,33 @@ pub(super) struct Slot {
 }
 
 struct Inner {
-    /// None while a worker has it.
-    state: Option<State>,
+    work: Work,
     /// Accepted, not taken in yet.
     pending: Vec<u32>,
-    settled: Result<Settled, ConstraintError>,
-    /// When the worker took the state.
+    /// When a worker took the standing.
     since: Instant,
-    /// What slow masks took beyond [`SLOW`].
-    slow: Duration,
+}
+
+enum Work {
+    Idle(Box<Standing>),
+    /// A worker has it.
+    Running,
+    Over(ConstraintError),
 }
 
 impl Slot {
-    pub(super) fn new(mut state: State) -> Slot {
-        let settled = settle(&mut state, &[]);
-        Slot::settled(state, settled, Duration::ZERO)
+    pub(super) fn new(standing: Standing) -> Slot {
+        let cancellation = standing.state.cancellation();
+        Slot::of(Work::Idle(Box::new(standing)), cancellation)
     }
 
-    fn settled(state: State, settled: Result<Settled, ConstraintError>, slow: Duration) -> Slot {
-        let cancellation = state.cancellation();
-        let (pending, since) = (Vec::new(), Instant::now());
-        let inner = Inner { state: Some(state), pending, settled, since, slow };
+    /// An answer that cannot go on.
+    pub(super) fn over(error: ConstraintError) -> Slot {
+        Slot::of(Work::Over(error), CancellationHandle::default())
+    }
+
+    fn of(work: Work, cancellation: CancellationHandle) -> Slot {
+        let inner = Inner { work, pending: Vec::new(), since: Instant::now() };
         Slot { inner: Mutex::new(inner), changed: Condvar::new(), cancellation }
     }
 
@@ -73,43 +134,44 @@ impl Slot {
     pub(super) fn accept(&self, token: u32) -> bool {
         let mut inner = self.lock();
         let is_idle = inner.pending.is_empty();
-        if is_idle && inner.state.as_mut().is_some_and(|state| state.stays_free(token)) {
-            return false;
+        let is_done = match &mut inner.work {
+            Work::Idle(standing) => is_idle && standing.state.stays_free(token),
+            Work::Running => false,
+            Work::Over(_) => true,
+        };
+        if !is_done {
+            inner.pending.push(token);
         }
-        inner.pending.push(token);
-        true
+        !is_done
     }
 
-    /// Takes in the accepted tokens, unless somebody is at it: then they are taken in there.
-    fn work(&self) {
+    /// Takes in the accepted tokens, unless another thread is at it: then they are taken in there.
+    fn work(&self, memory: &Memory) {
         let mut inner = self.lock();
         while !inner.pending.is_empty() {
-            let Some(mut state) = inner.state.take() else { return };
+            let mut standing = match std::mem::replace(&mut inner.work, Work::Running) {
+                Work::Idle(standing) => standing,
+                other => {
+                    inner.work = other;
+                    return;
+                }
+            };
             let pending = std::mem::take(&mut inner.pending);
             inner.since = Instant::now();
-            let start = processor_time();
-            let before = inner.settled.clone();
             drop(inner);
-
-            // The library catches its own panics; this is for ours.
-            let work = AssertUnwindSafe(|| before.and_then(|_| settle(&mut state, &pending)));
-            let broken = |_| Err(failed_because("it broke down"));
-            let result = catch_unwind(work).unwrap_or_else(broken);
-
-            inner = self.lock();
-            inner.slow += processor_time().saturating_sub(start).saturating_sub(SLOW);
-            inner.settled = match result {
-                Err(error) if !self.cancellation.is_cancelled() => Err(error),
-                Ok(settled) if inner.slow <= SLOW_BUDGET => Ok(settled),
-                _ => Err(failed_because("it takes too long, its rules are too ambiguous")),
+            let result = standing.advance(&pending, memory);
+            let work = match result {
+                Ok(()) => Work::Idle(standing),
+                Err(error) => {
+                    drop(standing);
+                    Work::Over(error)
+                }
             };
-            if let Err(error) = &inner.settled
-                && state.let_go()
-            {
-                tracing::debug!("an answer goes on without its grammar: {error}");
-                inner.settled = Ok(Settled { mask: None, is_complete: false });
+            inner = self.lock();
+            if let Work::Over(_) = work {
+                inner.pending.clear();
             }
-            inner.state = Some(state);
+            inner.work = work;
             self.changed.notify_all();
         }
     }
@@ -139,42 +201,50 @@ fn failed_because(reason: &str) -> ConstraintError {
 }
 
 /// Started with the first job; the threads end when this is dropped.
-#[derive(Default)]
 pub(super) struct Workers {
+    memory: Arc<Memory>,
     jobs: OnceLock<Sender<Weak<Slot>>>,
     /// What each thread works at.
     running: Arc<Mutex<[Weak<Slot>; THREADS]>>,
 }
 
 impl Workers {
+    pub(super) fn new(memory: Arc<Memory>) -> Workers {
+        Workers { memory, jobs: OnceLock::new(), running: Arc::default() }
+    }
+
     /// Has the accepted tokens taken in, soon.
     pub(super) fn send(&self, slot: &Arc<Slot>) {
         let jobs = self.jobs.get_or_init(|| self.start());
         if jobs.send(Arc::downgrade(slot)).is_err() {
             // No thread could be started.
-            slot.work();
+            slot.work(&self.memory);
         }
     }
 
     /// The result after all accepted tokens.
     pub(super) fn settled(&self, slot: &Slot) -> Result<Settled, ConstraintError> {
-        self.with(slot, |inner, _| inner.settled.clone())
+        self.with(slot, |standing| standing.settled.clone())
     }
 
-    /// A copy of the slot after all accepted tokens.
-    pub(super) fn fork(&self, slot: &Slot) -> Slot {
-        self.with(slot, |inner, state| {
-            Slot::settled(state.fork(), inner.settled.clone(), inner.slow)
-        })
+    /// A copy of the answer after all accepted tokens.
+    pub(super) fn fork(&self, slot: &Slot) -> Result<Standing, ConstraintError> {
+        self.with(slot, |standing| standing.fork(&self.memory)).flatten()
     }
 
     /// Waits until all accepted tokens are taken in, and looks.
-    fn with<T>(&self, slot: &Slot, look: impl FnOnce(&Inner, &State) -> T) -> T {
+    fn with<T>(
+        &self,
+        slot: &Slot,
+        look: impl FnOnce(&Standing) -> T,
+    ) -> Result<T, ConstraintError> {
         let start = Instant::now();
         let mut inner = slot.lock();
         loop {
-            if let Some(state) = inner.state.as_ref().filter(|_| inner.pending.is_empty()) {
-                return look(&inner, state);
+            match &inner.work {
+                Work::Idle(standing) if inner.pending.is_empty() => return Ok(look(standing)),
+                Work::Over(error) => return Err(error.clone()),
+                Work::Idle(_) | Work::Running => {}
             }
             let waited = slot.changed.wait_timeout(inner, WATCH);
             inner = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -186,12 +256,12 @@ impl Workers {
         }
     }
 
-    /// Ends work that takes too long, whoever wants it: others wait behind it.
+    /// Ends any work that takes too long: other answers wait behind it.
     fn end_overdue(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for slot in running.iter().filter_map(Weak::upgrade) {
             let inner = slot.lock();
-            if inner.state.is_none() && inner.since.elapsed() > LONGEST {
+            if matches!(inner.work, Work::Running) && inner.since.elapsed() > LONGEST {
                 slot.cancellation.cancel();
             }
         }
@@ -202,7 +272,7 @@ impl Workers {
         let receiver = Arc::new(Mutex::new(receiver));
         for index in 0..THREADS {
             let receiver = Arc::clone(&receiver);
-            let running = Arc::clone(&self.running);
+            let (running, memory) = (Arc::clone(&self.running), Arc::clone(&self.memory));
             let run = move |slot: Weak<Slot>| {
                 running.lock().unwrap_or_else(PoisonError::into_inner)[index] = slot;
             };
@@ -213,7 +283,7 @@ impl Workers {
                     // A request that is gone wants no mask.
                     if let Some(slot) = job.upgrade() {
                         run(job);
-                        slot.work();
+                        slot.work(&memory);
                         run(Weak::new());
                     }
                 }
