@@ -143,6 +143,22 @@ fn bad_schemas_are_refused() {
     let properties: serde_json::Map<String, Value> =
         (0..600).map(|index| (format!("p{index}"), json!({"type": "string"}))).collect();
     check(json!({"type": "object", "properties": properties}), "too complex", "items");
+    // Expressions that one text must match, side by side or through references and merged objects.
+    let met = |index: usize| json!({"pattern": format!("^.*({}){index}.*$", "ab|".repeat(60))});
+    check(json!({"allOf": [met(1), met(2), met(3)]}), "too large", "must match");
+    let properties = |index: usize| json!({"properties": {"x": met(index)}});
+    check(
+        json!({"allOf": [properties(1), {"$ref": "#/$defs/a"}, properties(3)], "$defs": {"a": properties(2)}}),
+        "too large",
+        "must match",
+    );
+    let lists = |index: usize| json!({"items": {"anyOf": [{"const": 1}, met(index)]}});
+    check(json!({"allOf": [lists(1), lists(2), lists(3)]}), "too large", "must match");
+    let names: serde_json::Map<String, Value> = ["a", "b"]
+        .map(|name| (format!("^{name}({}c)*$", "a?".repeat(2000)), json!({})))
+        .into_iter()
+        .collect();
+    check(json!({"type": "object", "patternProperties": names}), "too large", "must match");
     // Each definition is copied twice into the one before: 2⁴⁰ values.
     let bomb: serde_json::Map<String, Value> = (0..40)
         .map(|index| {
@@ -177,6 +193,11 @@ fn bad_expressions_are_refused() {
     lark(&format!("start: {}", "(".repeat(100_000)), "too large", "brackets");
     lark(&format!("start: <\"> {} \"", "(".repeat(100_000)), "too large", "brackets");
     lark(&"a".repeat(300 << 10), "too large", "bytes");
+    let tokens: String = (0..60).map(|index| format!("T{index}: /.*{index}.*/\n")).collect();
+    let names: Vec<String> = (0..60).map(|index| format!("T{index}")).collect();
+    lark(&format!("start: T\nT: {}\n{tokens}", names.join(" & ")), "too large", "intersection");
+    let text = "(a|b)*a(a|b)".repeat(100);
+    lark(&format!("start: T\nT: /{text}a/ & /{text}b/"), "too large", "intersection");
     let rules: String = (0..5000).map(|index| format!("r{index}: r{}\n", index + 1)).collect();
     lark(&format!("start: r0\n{rules}"), "too large", "rules");
 }
@@ -197,6 +218,12 @@ fn usual_schemas_are_taken() {
         "$ref": "#/definitions/Record%3Cstring%2Cnumber%3E",
         "definitions": {"Record<string,number>": {"type": "object", "additionalProperties": {"type": "number"}}},
     }));
+    // Expressions for different values do not meet.
+    let pattern = |index: usize| json!({"type": "string", "pattern": format!("^[a-z]{{{index}}}(-[0-9]+)*$")});
+    let properties: serde_json::Map<String, Value> =
+        (1..40).map(|index| (format!("p{index}"), pattern(index))).collect();
+    take(json!({"type": "object", "properties": properties}));
+    take(json!({"allOf": [{"pattern": "^a.*$"}, {"pattern": "^.*b$"}, {"maxLength": 10}]}));
     // Data that looks like a reference.
     take(json!({
         "type": "object", "default": {"$ref": "#/none"}, "properties": {"default": {"const": {"$ref": "#/none"}}},

@@ -14,13 +14,17 @@ const DEEPEST: usize = 64;
 /// Rules and terminals.
 const MOST_RULES: usize = 2_000;
 const MOST_SCHEMAS: usize = 256;
+/// The library pairs every branch of one expression with every branch of the other before it counts what that costs,
+/// and names let a few intersections become many.
+const MOST_INTERSECTIONS: usize = 1;
+const LONGEST_INTERSECTION_BYTES: usize = 1 << 10;
 
 /// Checks a grammar and prepares its schemas.
 pub(super) fn prepare(lark: &str) -> Result<String, GrammarError> {
     at_most("bytes", lark.len(), LONGEST_GRAMMAR_BYTES)?;
     let bytes = lark.as_bytes();
     let mut prepared = String::with_capacity(lark.len() + 256);
-    let (mut depth, mut rules, mut schemas) = (0usize, 0, 0);
+    let (mut depth, mut rules, mut schemas, mut intersections) = (0usize, 0, 0, 0);
     let mut copied = 0; // all before is in `prepared`
     let mut at = 0;
     while at < bytes.len() {
@@ -40,10 +44,11 @@ pub(super) fn prepare(lark: &str) -> Result<String, GrammarError> {
                 depth = depth.saturating_sub(1);
                 1
             }
-            // The library pairs the branches of all expressions before it counts what that costs.
             b'&' => {
-                let keyword = "intersections (&) in Lark".to_owned();
-                return Err(GrammarError::Unsupported { keyword });
+                intersections += 1;
+                at_most("intersections", intersections, MOST_INTERSECTIONS)?;
+                at_most("bytes with an intersection", bytes.len(), LONGEST_INTERSECTION_BYTES)?;
+                1
             }
             b':' => {
                 rules += 1;
