@@ -5,7 +5,8 @@ use std::cell::RefCell;
 
 use crate::job::Job;
 use crate::sampler::{Sampled, Scratch, sample};
-use crate::{Constraint, Error, FinishReason, Result};
+use crate::{Error, FinishReason, Result};
+use grammar::Constraint;
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());

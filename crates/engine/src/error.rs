@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// The answer cannot follow its grammar.
     #[error(transparent)]
-    Constraint(#[from] crate::ConstraintError),
+    Constraint(#[from] grammar::ConstraintError),
     /// An instruction set that this machine lacks.
     #[error("this machine cannot run {isa} kernels")]
     Isa {

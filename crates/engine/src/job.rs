@@ -7,7 +7,8 @@ use state::{Sequence, Worth, common_prefix};
 
 use crate::sampler::{SamplingParams, TokenCounts};
 use crate::speculation::Draft;
-use crate::{Constraint, Request, RequestId, Usage};
+use crate::{Request, RequestId, Usage};
+use grammar::Constraint;
 
 /// Hints of a request that are used: each ends a chunk early.
 const MOST_HINTS: usize = 4;

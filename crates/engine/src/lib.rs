@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod constraint;
 mod dialect;
 mod draw;
 mod engine;
@@ -25,10 +24,6 @@ mod speculation;
 mod streaming;
 mod watch;
 
-pub use constraint::{
-    Allowance, Before, Constraint, ConstraintError, Grammar, GrammarError, Grammars, Mask,
-    Unlimited,
-};
 pub use dialect::{Dialect, Heard, Listener, Prompt};
 pub use engine::Engine;
 pub use error::{Error, Result};

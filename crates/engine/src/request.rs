@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::Error;
 use crate::sampler::{Sampled, SamplingParams};
-use crate::{Constraint, Error};
+use grammar::Constraint;
 
 /// What is asked for.
 #[derive(Clone, Debug, Default)]

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 use compute::logits::{Runs, STEPS, Spread, least_weight};
 
-use crate::Mask;
+use grammar::Mask;
 
 /// How the next token is chosen.
 #[derive(Clone, Debug, PartialEq)]

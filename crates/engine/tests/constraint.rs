@@ -4,10 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use checkpoint::Checkpoint;
-use engine::{
-    Before, ConstraintError, Dialect, Engine, Event, FinishReason, Grammar, Grammars, Options,
-    Request, Runner, SamplingParams, Unlimited,
-};
+use engine::{Dialect, Engine, Event, FinishReason, Options, Request, Runner, SamplingParams};
+use grammar::{Before, ConstraintError, Grammar, Grammars, Unlimited};
 use serde_json::{Value, json};
 use text::ChatRequest;
 
@@ -39,8 +37,12 @@ fn open() -> Pebble {
     let options = Options { context: 4096, sequences: 16, ..Options::default() };
     let runner = Runner::load(&checkpoint, &options, &|_, _| {}).expect("model");
     let vocabulary = runner.spec().vocab;
-    let grammars = Grammars::new(&dialect.tokenizer, &dialect.eos, vocabulary, Arc::new(Unlimited))
-        .expect("grammars");
+    let grammars = Grammars::new(
+        &dialect.tokenizer.grammar_tokens(vocabulary),
+        &dialect.eos,
+        Arc::new(Unlimited),
+    )
+    .expect("grammars");
     Pebble { dialect, grammars, engine: Engine::new(runner) }
 }
 

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
-use engine::{Allowance, Before, ConstraintError, Dialect, Grammar, GrammarError, Grammars};
+use engine::Dialect;
+use grammar::{Allowance, Before, ConstraintError, Grammar, GrammarError, Grammars};
 use serde_json::{Map, Value, json};
 
 use counting::peak_of;
@@ -69,7 +70,8 @@ fn grammars(purse: &Arc<Purse>) -> (Grammars, Dialect) {
     let vocabulary = dialect.tokenizer.vocab_size();
     let purse = Arc::clone(purse) as Arc<dyn Allowance>;
     let grammars =
-        Grammars::new(&dialect.tokenizer, &dialect.eos, vocabulary, purse).expect("grammars");
+        Grammars::new(&dialect.tokenizer.grammar_tokens(vocabulary), &dialect.eos, purse)
+            .expect("grammars");
     (grammars, dialect)
 }
 

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use checkpoint::Checkpoint;
-use engine::{Before, Dialect, Grammar, GrammarError, Grammars, Unlimited};
+use engine::Dialect;
+use grammar::{Before, Grammar, GrammarError, Grammars, Unlimited};
 use serde_json::{Value, json};
 
 fn grammars() -> &'static Grammars {
@@ -13,8 +14,12 @@ fn grammars() -> &'static Grammars {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pebble");
         let dialect = Dialect::open(&Checkpoint::open(&folder).expect("pebble")).expect("dialect");
         let vocabulary = dialect.tokenizer.vocab_size();
-        Grammars::new(&dialect.tokenizer, &dialect.eos, vocabulary, Arc::new(Unlimited))
-            .expect("grammars")
+        Grammars::new(
+            &dialect.tokenizer.grammar_tokens(vocabulary),
+            &dialect.eos,
+            Arc::new(Unlimited),
+        )
+        .expect("grammars")
     })
 }
 

@@ -3,7 +3,8 @@
 //! A dialect fills in an [`Ask`] and judges nothing but types: what the model can do with it is decided
 //! in `prepare`, once for all dialects. The limits here hold for every dialect too.
 
-use engine::{Grammar, SamplingParams};
+use engine::SamplingParams;
+use grammar::Grammar;
 use serde_json::{Map, Value};
 use text::Thinking;
 use text::tools::{Choice, Tool};

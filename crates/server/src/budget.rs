@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use engine::Allowance;
+use grammar::Allowance;
 
 /// Preparing a request takes memory besides what it holds: this share of all, for each that is prepared at once.
 const WORK_SHARE: usize = 8;

@@ -1,6 +1,7 @@
 //! What an answer must look like: the grammar that its request comes to, compiled.
 
-use engine::{Before, Constraint, ConstraintError, Grammar, GrammarError, Listener, Prompt};
+use engine::{Listener, Prompt};
+use grammar::{Before, Constraint, ConstraintError, Grammar, GrammarError};
 use serde_json::Value;
 use text::tools::{Choice, Frame, Tool};
 

@@ -87,7 +87,8 @@ impl IntoResponse for ApiError {
 /// What the engine says of one request.
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> ApiError {
-        use engine::{ConstraintError, Error};
+        use engine::Error;
+        use grammar::ConstraintError;
         match error {
             Error::Context { needed, context } => context_exceeded(needed, context),
             Error::EmptyPrompt => ApiError::field("messages", "the prompt is empty"),

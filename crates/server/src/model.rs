@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use engine::{Dialect, Engine, ExpertLoad, Grammars, Load, Plan};
+use engine::{Dialect, Engine, ExpertLoad, Load, Plan};
+use grammar::Grammars;
 
 use crate::desk::Desk;
 use crate::live::Rates;

@@ -8,7 +8,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use engine::{Allowance, Dialect, Engine, Grammars, Plan};
+use engine::{Dialect, Engine, Plan};
+use grammar::{Allowance, Grammars};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -59,7 +60,7 @@ pub enum StartError {
     Threads(#[source] std::io::Error),
     /// The model's tokenizer cannot be used for grammars.
     #[error("cannot prepare structured output")]
-    Grammars(#[source] engine::GrammarError),
+    Grammars(#[source] grammar::GrammarError),
 }
 
 /// A model, ready to answer.
@@ -141,8 +142,10 @@ impl Server {
         );
         let budget = Budget::new(loaded.plan.request_bytes(), turns::PLACES);
         let allowance = Arc::clone(&budget) as Arc<dyn Allowance>;
-        let grammars = Grammars::new(&dialect.tokenizer, &dialect.eos, facts.vocabulary, allowance)
-            .map_err(StartError::Grammars)?;
+        let tokens = dialect.tokenizer.grammar_tokens(facts.vocabulary);
+        let grammars =
+            Grammars::new(&tokens, &dialect.eos, allowance).map_err(StartError::Grammars)?;
+        drop(tokens);
         let created =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let model = Model {

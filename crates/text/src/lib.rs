@@ -13,7 +13,6 @@
 mod answer;
 mod detokenize;
 mod error;
-pub mod json_schema;
 mod message;
 mod reasoning;
 mod source;

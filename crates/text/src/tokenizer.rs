@@ -153,6 +153,15 @@ impl Tokenizer {
         self.shared.inner.id_to_token(id)
     }
 
+    /// All tokens as grammars see them, for a model with so many logits.
+    pub fn grammar_tokens(&self, logits: usize) -> Vec<grammar::Token> {
+        let token = |id| grammar::Token {
+            bytes: self.token_bytes(id).unwrap_or_default(),
+            is_special: self.is_special(id),
+        };
+        (0..u32::try_from(logits).unwrap_or(u32::MAX)).map(token).collect()
+    }
+
     /// Whether the file marks this token as special: control, not text.
     pub fn is_special(&self, id: u32) -> bool {
         self.shared.special.contains(&id)

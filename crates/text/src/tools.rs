@@ -7,16 +7,17 @@
 //! The invariant: events, with neighbours of a kind joined, do not depend on how the stream was cut.
 
 mod arguments;
+mod convert;
 mod deepseek;
 mod envelope;
 mod gemma4;
 mod glm;
-mod grammar;
 mod harmony;
 mod hermes;
 mod invoke;
 mod json_body;
 mod kimi;
+mod lark;
 mod literal;
 mod llama3;
 mod mistral;
@@ -25,14 +26,13 @@ mod plain;
 mod pythonic;
 mod qwen_xml;
 mod scan;
-mod schema;
 mod tagged;
 mod transcode;
 
 use serde_json::Value;
 
-use crate::{Error, Result, json_schema};
-pub use grammar::Frame;
+use crate::{Error, Result};
+pub use lark::Frame;
 pub use parser::ToolParser;
 
 /// A tool that a request offers.
@@ -72,14 +72,7 @@ impl Tool {
     /// The tool without the regular expressions of its schema, which can ask for more than can be followed.
     pub fn without_expressions(&self) -> Tool {
         let mut tool = self.clone();
-        json_schema::visit(&mut tool.parameters, &mut |schema| {
-            schema.remove("format");
-            schema.remove("pattern");
-            // What one of them allowed is not to be forbidden.
-            if schema.remove("patternProperties").is_some() {
-                schema.remove("additionalProperties");
-            }
-        });
+        grammar::schema::leave_expressions_out(&mut tool.parameters);
         tool
     }
 }

@@ -8,17 +8,21 @@ use serde_json::Value;
 use super::Finding;
 
 /// A crate and all it may depend on. `cli` may depend on everything.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("machine", &[]),
     ("checkpoint", &["machine"]),
     ("compute", &["machine"]),
     ("experts", &["machine", "checkpoint", "compute"]),
     ("state", &["compute"]),
-    ("text", &[]),
+    ("grammar", &[]),
+    ("text", &["grammar"]),
     ("model", &["checkpoint", "compute", "state"]),
-    ("engine", &["machine", "checkpoint", "compute", "state", "model", "text", "experts"]),
+    (
+        "engine",
+        &["machine", "checkpoint", "compute", "state", "model", "grammar", "text", "experts"],
+    ),
     ("hub", &["machine"]),
-    ("server", &["machine", "engine", "text"]),
+    ("server", &["machine", "engine", "grammar", "text"]),
     (
         "workbench",
         &["machine", "checkpoint", "compute", "experts", "state", "text", "model", "engine"],

@@ -4,7 +4,7 @@
 //! difference to an answer (`cache_control`, `metadata`, betas) is ignored, for Claude Code sends all of it.
 //! An image or a document that a tool returned is left out and said to be: it comes again with every later request.
 
-use engine::Grammar;
+use grammar::Grammar;
 use std::borrow::Cow;
 
 use serde_json::Value;

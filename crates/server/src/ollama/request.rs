@@ -1,6 +1,7 @@
 //! What an Ollama client asks for, as an [`Ask`].
 
-use engine::{Grammar, SamplingParams};
+use engine::SamplingParams;
+use grammar::Grammar;
 use serde_json::{Map, Value};
 use text::tools::Tool;
 

@@ -1,6 +1,6 @@
 //! Reading chat requests, good and bad, and the chunks and answers that parts become.
 
-use engine::Grammar;
+use grammar::Grammar;
 
 use super::super::fixtures::{ending, head, logprob};
 use super::*;

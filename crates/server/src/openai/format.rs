@@ -1,6 +1,6 @@
 //! Reading what an answer must look like: `response_format`, and what other servers call by other names.
 
-use engine::Grammar;
+use grammar::Grammar;
 use serde_json::{Map, Value};
 
 use crate::ask::Ask;

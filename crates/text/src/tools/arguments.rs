@@ -4,7 +4,9 @@
 //! is known only then.
 
 use super::parser::Calls;
-use super::schema::{Types, convert};
+use grammar::schema::Types;
+
+use super::convert::convert;
 use super::transcode::{push_escaped, push_string};
 
 /// Writes the arguments of the open call.

@@ -4,8 +4,8 @@
 //! fence of three backticks. V3.2 and later: see `invoke`.
 
 use super::Tool;
-use super::grammar::{Lark, Layout};
 use super::json_body::{Body, JsonBody};
+use super::lark::{Lark, Layout};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, head, next};
 

@@ -3,7 +3,7 @@
 //! The markers and the string delimiter are special tokens, so an end marker ends the call wherever it comes.
 
 use super::Tool;
-use super::grammar::{Lark, Layout};
+use super::lark::{Lark, Layout};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, Scan, head, next, scan};
 use super::transcode::{Notation, Token, Transcoder};

@@ -3,7 +3,7 @@
 
 use super::Tool;
 use super::arguments::Arguments;
-use super::grammar::{Lark, Layout, Tags};
+use super::lark::{Lark, Layout, Tags};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, Scan, head, next, scan};
 

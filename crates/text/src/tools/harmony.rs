@@ -5,8 +5,8 @@
 //! inside the first header.
 
 use super::Tool;
-use super::grammar::{Lark, Layout};
 use super::json_body::{Body, JsonBody};
+use super::lark::{Lark, Layout};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, Scan, head, next, scan};
 

@@ -3,10 +3,10 @@
 
 use super::Tool;
 use super::arguments::Arguments;
-use super::grammar::{Lark, Layout, Tags};
+use super::lark::{Lark, Layout, Tags};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, Scan, head, next, scan};
-use super::schema::Types;
+use grammar::schema::Types;
 
 pub(super) const MINIMAX_MARKERS: &[&str] = &["<minimax:tool_call>", "</minimax:tool_call>"];
 pub(super) const DEEPSEEK_MARKERS: &[&str] = &["｜DSML｜"];

@@ -2,8 +2,8 @@
 //! in a section. `functions.NAME:0` is the call's id, and the model expects it back with the result.
 
 use super::Tool;
-use super::grammar::{Lark, Layout};
 use super::json_body::{Body, JsonBody};
+use super::lark::{Lark, Layout};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, head, next};
 

@@ -6,9 +6,9 @@
 use serde_json::Value;
 
 use super::Tool;
-use super::grammar::{Lark, properties, quoted, words};
-use super::schema::Types;
+use super::lark::{Lark, properties, quoted, words};
 use super::tagged::{MOST_OTHERS, has_others};
+use grammar::schema::Types;
 
 /// How deep values follow a schema.
 const DEPTH_LIMIT: usize = 6;

@@ -5,7 +5,7 @@
 
 use super::Tool;
 use super::envelope::{Envelope, Progress};
-use super::grammar::{Lark, Layout};
+use super::lark::{Lark, Layout};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Next, next};
 

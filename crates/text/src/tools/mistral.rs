@@ -3,8 +3,8 @@
 
 use super::Tool;
 use super::envelope::{Envelope, Progress};
-use super::grammar::{Lark, Layout};
 use super::json_body::{Body, JsonBody};
+use super::lark::{Lark, Layout};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, head, next};
 

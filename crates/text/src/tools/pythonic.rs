@@ -3,7 +3,7 @@
 
 use super::Tool;
 use super::envelope::{Envelope, Progress};
-use super::grammar::{Lark, Layout};
+use super::lark::{Lark, Layout};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{NAME_LIMIT_BYTES, Next, Scan, next, scan};
 use super::transcode::{Notation, Token, Transcoder, push_string};

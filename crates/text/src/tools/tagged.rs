@@ -6,8 +6,8 @@
 use serde_json::Value;
 
 use super::Tool;
-use super::grammar::{Lark, Tags, lark_string, named_schemas, quoted};
-use super::schema::{Alternatives, Types, members};
+use super::lark::{Lark, Tags, lark_string, named_schemas, quoted};
+use grammar::schema::{Alternatives, Types, members};
 
 /// Lengths of strings are counted up to here: every count is a state of its own.
 const LENGTH_LIMIT: u64 = 2_000;

@@ -1,7 +1,7 @@
 //! What clients of `/v1/responses` send: what becomes of it, and what is refused with which field named.
 
 use super::*;
-use engine::Grammar;
+use grammar::Grammar;
 use text::tools::Choice;
 
 /// A request with a question and these fields beside it.

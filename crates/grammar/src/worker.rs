@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use llguidance::CancellationHandle;
 
-use super::memory::{Holding, Memory};
-use super::state::State;
-use super::{ConstraintError, Mask};
+use crate::memory::{Holding, Memory};
+use crate::state::State;
+use crate::{ConstraintError, Mask};
 
 /// More would compete with the threads that decode.
 const THREADS: usize = 2;
@@ -33,14 +33,14 @@ const WATCH: Duration = Duration::from_millis(20);
 
 /// What is known after the accepted tokens.
 #[derive(Clone)]
-pub(super) struct Settled {
+pub(crate) struct Settled {
     /// `None` if everything may come.
-    pub(super) mask: Option<Arc<Mask>>,
-    pub(super) is_complete: bool,
+    pub(crate) mask: Option<Arc<Mask>>,
+    pub(crate) is_complete: bool,
 }
 
 /// Where an answer stands after some tokens, and the memory for it.
-pub(super) struct Standing {
+pub(crate) struct Standing {
     state: State,
     settled: Settled,
     /// What slow masks took beyond [`SLOW`].
@@ -50,13 +50,13 @@ pub(super) struct Standing {
 
 impl Standing {
     /// At the beginning, in memory that is held already.
-    pub(super) fn new(mut state: State, holding: Holding) -> Result<Standing, ConstraintError> {
+    pub(crate) fn new(mut state: State, holding: Holding) -> Result<Standing, ConstraintError> {
         let settled = settle(&mut state, &[])?;
         Ok(Standing { state, settled, slow: Duration::ZERO, holding })
     }
 
     /// A copy that goes on from here on its own.
-    pub(super) fn fork(&self, memory: &Memory) -> Result<Standing, ConstraintError> {
+    pub(crate) fn fork(&self, memory: &Memory) -> Result<Standing, ConstraintError> {
         let holding = memory.hold(self.state.bytes())?;
         let (settled, slow) = (self.settled.clone(), self.slow);
         Ok(Standing { state: self.state.fork(), settled, slow, holding })
@@ -93,7 +93,7 @@ impl Standing {
 }
 
 /// One answer's constraint and what is to be done with it.
-pub(super) struct Slot {
+pub(crate) struct Slot {
     inner: Mutex<Inner>,
     changed: Condvar,
     cancellation: CancellationHandle,
@@ -115,13 +115,13 @@ enum Work {
 }
 
 impl Slot {
-    pub(super) fn new(standing: Standing) -> Slot {
+    pub(crate) fn new(standing: Standing) -> Slot {
         let cancellation = standing.state.cancellation();
         Slot::of(Work::Idle(Box::new(standing)), cancellation)
     }
 
     /// An answer that cannot go on.
-    pub(super) fn over(error: ConstraintError) -> Slot {
+    pub(crate) fn over(error: ConstraintError) -> Slot {
         Slot::of(Work::Over(error), CancellationHandle::default())
     }
 
@@ -131,7 +131,7 @@ impl Slot {
     }
 
     /// Says whether there is work to do: none while words are free.
-    pub(super) fn accept(&self, token: u32) -> bool {
+    pub(crate) fn accept(&self, token: u32) -> bool {
         let mut inner = self.lock();
         let is_idle = inner.pending.is_empty();
         let is_done = match &mut inner.work {
@@ -201,7 +201,7 @@ fn failed_because(reason: &str) -> ConstraintError {
 }
 
 /// Started with the first job; the threads end when this is dropped.
-pub(super) struct Workers {
+pub(crate) struct Workers {
     memory: Arc<Memory>,
     jobs: OnceLock<Sender<Weak<Slot>>>,
     /// What each thread works at.
@@ -209,12 +209,12 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    pub(super) fn new(memory: Arc<Memory>) -> Workers {
+    pub(crate) fn new(memory: Arc<Memory>) -> Workers {
         Workers { memory, jobs: OnceLock::new(), running: Arc::default() }
     }
 
     /// Has the accepted tokens taken in, soon.
-    pub(super) fn send(&self, slot: &Arc<Slot>) {
+    pub(crate) fn send(&self, slot: &Arc<Slot>) {
         let jobs = self.jobs.get_or_init(|| self.start());
         if jobs.send(Arc::downgrade(slot)).is_err() {
             // No thread could be started.
@@ -223,12 +223,12 @@ impl Workers {
     }
 
     /// The result after all accepted tokens.
-    pub(super) fn settled(&self, slot: &Slot) -> Result<Settled, ConstraintError> {
+    pub(crate) fn settled(&self, slot: &Slot) -> Result<Settled, ConstraintError> {
         self.with(slot, |standing| standing.settled.clone())
     }
 
     /// A copy of the answer after all accepted tokens.
-    pub(super) fn fork(&self, slot: &Slot) -> Result<Standing, ConstraintError> {
+    pub(crate) fn fork(&self, slot: &Slot) -> Result<Standing, ConstraintError> {
         self.with(slot, |standing| standing.fork(&self.memory)).flatten()
     }
 

@@ -7,10 +7,10 @@
 use std::collections::HashSet;
 use std::fmt::Write;
 
+use grammar::schema::{Types, definitions_of, plainly_referring, settled};
 use serde_json::{Map, Value, json};
 
 use super::scan::NAME_LIMIT_BYTES;
-use super::schema::{Types, definitions_of, plainly_referring, settled};
 use super::tagged::enumeration;
 use super::{
     Choice, Tool, ToolFormat, deepseek, gemma4, glm, harmony, hermes, invoke, kimi, llama3,
@@ -132,7 +132,7 @@ impl ToolFormat {
     fn as_written(self, tool: &Tool) -> Result<Tool> {
         let with = |parameters: Value| Tool { parameters, ..tool.clone() };
         match (self.writes_json(), tool.is_strict) {
-            (true, true) => Ok(with(plainly_referring(&tool.parameters))),
+            (true, true) => Ok(with(plainly_referring(&tool.parameters, |_| None))),
             (true, false) => Ok(with(json!({"type": "object"}))),
             (false, _) => self.plain_tool(&with(settled(&tool.parameters))),
         }

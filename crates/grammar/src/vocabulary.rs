@@ -1,54 +1,56 @@
 //! The vocabulary as the grammar library sees it: a trie of the bytes that each token adds to the text.
 //!
-//! Control tokens (those the tokenizer marks special, and all that end an answer) stand in it under the
+//! Control tokens (special ones, and all that end an answer) stand in it under the
 //! library's marker byte 0xFF, which no text contains, so only a grammar that names one allows it. Rows of
 //! the model's head that no token belongs to are not in it at all.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::{GrammarError, Mask};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use text::Tokenizer;
-
-use super::{GrammarError, Mask};
 
 /// The trie keeps lengths in ten bits.
 const LONGEST_TOKEN_BYTES: usize = 1000;
 
-pub(super) struct Vocabulary {
+/// One token of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Token {
+    /// What it adds to the text, control tokens their name; nothing for a logit that no token belongs to.
+    pub bytes: Vec<u8>,
+    /// Whether it is a control token, which no text contains.
+    pub is_special: bool,
+}
+
+pub(crate) struct Vocabulary {
     environment: TokEnv,
-    /// Tokens that ever may be sampled under a grammar: all that the tokenizer knows.
-    pub(super) known: Mask,
+    /// Tokens that ever may be sampled under a grammar: all that have bytes, and those that end an answer.
+    pub(crate) known: Mask,
     /// Tokens that end an answer.
-    pub(super) ends: Vec<u32>,
+    pub(crate) ends: Vec<u32>,
     /// Tokens of one or two newlines and nothing else.
-    pub(super) newlines: Vec<u32>,
+    pub(crate) newlines: Vec<u32>,
 }
 
 impl Vocabulary {
-    pub(super) fn new(
-        tokenizer: &Tokenizer,
-        ends: &BTreeSet<u32>,
-        vocabulary: usize,
-    ) -> Result<Vocabulary, GrammarError> {
-        let count = u32::try_from(vocabulary).unwrap_or(u32::MAX);
+    pub(crate) fn new(tokens: &[Token], ends: &BTreeSet<u32>) -> Result<Vocabulary, GrammarError> {
+        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let ends: Vec<u32> = ends.iter().copied().filter(|&end| end < count).collect();
         let Some(&first_end) = ends.first() else {
             let reason = "no token of the model ends an answer".to_owned();
             return Err(GrammarError::Vocabulary { reason });
         };
         let marker = TokTrie::SPECIAL_TOKEN_MARKER;
-        let word = |token: u32| {
-            let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-            if ends.contains(&token) || tokenizer.is_special(token) {
-                [vec![marker], bytes].concat()
-            } else if bytes.contains(&marker) {
+        let word = |(id, token): (u32, &Token)| {
+            if ends.contains(&id) || token.is_special {
+                [&[marker], token.bytes.as_slice()].concat()
+            } else if token.bytes.contains(&marker) {
                 Vec::new() // never part of UTF-8
             } else {
-                bytes
+                token.bytes.clone()
             }
         };
-        let mut words: Vec<Vec<u8>> = (0..count).map(word).collect();
+        let mut words: Vec<Vec<u8>> = (0..count).zip(tokens).map(word).collect();
         for word in words.iter_mut().filter(|word| word.len() > LONGEST_TOKEN_BYTES) {
             word.clear();
         }
@@ -56,7 +58,7 @@ impl Vocabulary {
             let word = &words[token as usize];
             !word.is_empty() && *word != [marker] || ends.contains(&token)
         });
-        let known = Mask::of(vocabulary, known);
+        let known = Mask::of(words.len(), known);
         let newlines = (0..count)
             .filter(|&token| matches!(words[token as usize].as_slice(), b"\n" | b"\n\n"))
             .collect();
@@ -70,17 +72,17 @@ impl Vocabulary {
         Ok(Vocabulary { environment, known, ends, newlines })
     }
 
-    pub(super) fn environment(&self) -> &TokEnv {
+    pub(crate) fn environment(&self) -> &TokEnv {
         &self.environment
     }
 
     /// Rows of the model's head.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.known.vocabulary()
     }
 
     /// What a token adds to the text, control tokens by their name.
-    pub(super) fn bytes(&self, token: u32) -> &[u8] {
+    pub(crate) fn bytes(&self, token: u32) -> &[u8] {
         let word = self.environment.tok_trie().token(token);
         word.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(word)
     }

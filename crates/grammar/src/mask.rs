@@ -26,12 +26,12 @@ impl Mask {
     }
 
     /// What it takes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.words)
     }
 
     /// A mask from 32-bit words, the lowest token in the lowest bit.
-    pub(super) fn from_words(words: &[u32], vocabulary: usize) -> Mask {
+    pub(crate) fn from_words(words: &[u32], vocabulary: usize) -> Mask {
         let mut mask = Mask::none(vocabulary);
         for (word, pair) in mask.words.iter_mut().zip(words.chunks(2)) {
             let high = pair.get(1).copied().unwrap_or(0);
@@ -74,12 +74,12 @@ impl Mask {
     }
 
     /// The bits, 64 tokens a word.
-    pub(crate) fn words(&self) -> &[u64] {
+    pub fn words(&self) -> &[u64] {
         &self.words
     }
 
     /// Forbids what `other` forbids.
-    pub(super) fn retain(&mut self, other: &Mask) {
+    pub(crate) fn retain(&mut self, other: &Mask) {
         for (word, other) in self.words.iter_mut().zip(&other.words) {
             *word &= other;
         }
@@ -94,7 +94,7 @@ impl fmt::Debug for Mask {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::*;
 
     #[track_caller]
     fn check(vocabulary: usize, tokens: &[u32]) {

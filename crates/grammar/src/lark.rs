@@ -7,8 +7,9 @@
 
 use serde_json::Value;
 
-use super::schema::{self, at_most, invalid};
-use super::{GrammarError, LONGEST_GRAMMAR_BYTES};
+use crate::error::{at_most, invalid};
+use crate::schema::limits;
+use crate::{GrammarError, LONGEST_GRAMMAR_BYTES};
 
 const DEEPEST: usize = 64;
 /// Rules and terminals.
@@ -20,7 +21,7 @@ const MOST_INTERSECTIONS: usize = 1;
 const LONGEST_INTERSECTION_BYTES: usize = 1 << 10;
 
 /// Checks a grammar and prepares its schemas.
-pub(super) fn prepare(lark: &str) -> Result<String, GrammarError> {
+pub(crate) fn prepare(lark: &str) -> Result<String, GrammarError> {
     at_most("bytes", lark.len(), LONGEST_GRAMMAR_BYTES)?;
     let bytes = lark.as_bytes();
     let mut prepared = String::with_capacity(lark.len() + 256);
@@ -65,7 +66,7 @@ pub(super) fn prepare(lark: &str) -> Result<String, GrammarError> {
                         let (value, length) = value(&lark[after..])?;
                         prepared.push_str(&lark[copied..after]);
                         prepared.push(' ');
-                        prepared.push_str(&schema::prepare(&value)?.to_string());
+                        prepared.push_str(&limits::prepare(&value)?.to_string());
                         copied = after + length;
                         1 + word + length
                     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use llguidance::CancellationHandle;
 
-use super::follower::Follower;
-use super::marker::{Marker, Progress};
-use super::vocabulary::Vocabulary;
-use super::{ConstraintError, Mask};
+use crate::follower::Follower;
+use crate::marker::{Marker, Progress};
+use crate::vocabulary::Vocabulary;
+use crate::{ConstraintError, Mask};
 
 /// Newline tokens that may stand between the marker and the grammar.
 const NEWLINE_TOKENS: usize = 2;
@@ -17,7 +17,7 @@ const NEWLINE_TOKENS: usize = 2;
 const REHEARSED_TOKENS: usize = 8;
 
 /// Where an answer begins.
-pub(super) enum Start {
+pub(crate) enum Start {
     /// In the grammar.
     Inside,
     /// In thinking.
@@ -50,7 +50,7 @@ enum Phase {
     Released,
 }
 
-pub(super) struct State {
+pub(crate) struct State {
     vocabulary: Arc<Vocabulary>,
     follower: Follower,
     phase: Phase,
@@ -62,7 +62,7 @@ pub(super) struct State {
 
 impl State {
     /// The state before the first token.
-    pub(super) fn new(
+    pub(crate) fn new(
         vocabulary: Arc<Vocabulary>,
         mut follower: Follower,
         start: Start,
@@ -89,7 +89,7 @@ impl State {
 
     /// A copy that shares nothing that changes. The caches of the library's lexer are copied too: whether
     /// one answer runs into a limit must not depend on what another has cached.
-    pub(super) fn fork(&self) -> State {
+    pub(crate) fn fork(&self) -> State {
         State {
             vocabulary: Arc::clone(&self.vocabulary),
             follower: self.follower.fork(),
@@ -100,22 +100,22 @@ impl State {
     }
 
     /// Ends the work on this state from outside.
-    pub(super) fn cancellation(&self) -> CancellationHandle {
+    pub(crate) fn cancellation(&self) -> CancellationHandle {
         self.follower.cancellation()
     }
 
     /// An estimate of what it holds, rather too much than too little.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         2 * self.first.bytes() + self.follower.bytes()
     }
 
     /// Takes in tokens.
-    pub(super) fn accept(&mut self, tokens: &[u32]) -> Result<(), ConstraintError> {
+    pub(crate) fn accept(&mut self, tokens: &[u32]) -> Result<(), ConstraintError> {
         tokens.iter().try_for_each(|&token| self.step(token))
     }
 
     /// Takes in a token if it is one of the free words before an opener, and says so.
-    pub(super) fn stays_free(&mut self, token: u32) -> bool {
+    pub(crate) fn stays_free(&mut self, token: u32) -> bool {
         let Some(opener) = self.opener else { return false };
         match &mut self.phase {
             Phase::Opening { open, came, marker } if token == open[*came] => {
@@ -141,7 +141,7 @@ impl State {
     }
 
     /// Frees an answer that would be free without an opener; says whether it is one.
-    pub(super) fn let_go(&mut self) -> bool {
+    pub(crate) fn let_go(&mut self) -> bool {
         if self.opener.is_some() {
             self.phase = Phase::Released;
             self.follower.end();
@@ -150,7 +150,7 @@ impl State {
     }
 
     /// What may come next; `None` if everything may.
-    pub(super) fn mask(&mut self) -> Result<Option<Arc<Mask>>, ConstraintError> {
+    pub(crate) fn mask(&mut self) -> Result<Option<Arc<Mask>>, ConstraintError> {
         let is_free = self.opener.is_some() && !matches!(self.phase, Phase::Inside);
         if is_free { Ok(None) } else { self.bounds().map(Some) }
     }
@@ -182,7 +182,7 @@ impl State {
     }
 
     /// Whether nothing can follow but the end.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         matches!(self.phase, Phase::Inside) && self.follower.is_stopped()
     }
 

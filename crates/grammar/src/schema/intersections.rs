@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::schema::resolve;
+use super::limits::resolve;
 
 /// What a format counts as: it is an expression of the library's.
 const FORMAT_LENGTH: usize = 64;

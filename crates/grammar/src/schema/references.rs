@@ -1,4 +1,4 @@
-//! JSON schemas of clients, made easier for those who compile them.
+//! References inside a JSON schema, and walks over one.
 //!
 //! References come as clients' libraries write them: to definitions, to any other part (`#/properties/from`), to the
 //! whole (`#`), with signs escaped (`#/definitions/Record%3Cstring%3E`). Compilers follow plain paths only.
@@ -7,17 +7,17 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-/// Keywords whose value is a map of schemas by names that are nobody's keywords.
-pub const MAPS: [&str; 5] =
+/// Keywords whose value is a map of schemas by names that are no keywords.
+pub(super) const MAPS: [&str; 5] =
     ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
 /// Keywords whose value is data.
-pub const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
+pub(super) const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
 
-/// References are followed again and again: longer ones than anybody writes are not.
+/// References are followed again and again: absurdly long ones are not.
 const LONGEST_REFERENCE_BYTES: usize = 1_024;
 
 /// The keys on the way that a reference describes; `None` if it leads out of the schema.
-pub fn keys(reference: &str) -> Option<Vec<Cow<'_, str>>> {
+pub(super) fn keys(reference: &str) -> Option<Vec<Cow<'_, str>>> {
     if matches!(reference, "#" | "#/") {
         return Some(Vec::new());
     }
@@ -29,7 +29,7 @@ pub fn keys(reference: &str) -> Option<Vec<Cow<'_, str>>> {
 }
 
 /// What a reference leads to in `root`.
-pub fn follow<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+pub(super) fn follow<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     keys(reference)?.iter().try_fold(root, |part, key| match part {
         Value::Array(items) => items.get(key.parse::<usize>().ok()?),
         part => part.get(key.as_ref()),
@@ -37,19 +37,19 @@ pub fn follow<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
 }
 
 /// A reference as a plain path; `None` where a key has a slash in it.
-pub fn path(keys: &[Cow<'_, str>]) -> Option<String> {
+pub(super) fn path(keys: &[Cow<'_, str>]) -> Option<String> {
     let is_plain = keys.iter().all(|key| !key.contains('/'));
     is_plain.then(|| keys.iter().fold("#".to_owned(), |path, key| path + "/" + key))
 }
 
 /// The plain path to what a reference leads to in `root`; `None` if there is none, or nothing.
-pub fn plain_path(root: &Value, reference: &str) -> Option<String> {
+pub(super) fn plain_path(root: &Value, reference: &str) -> Option<String> {
     follow(root, reference)?;
     path(&keys(reference)?)
 }
 
 /// Writes every reference in a schema anew; what there is no other text for is taken out.
-pub fn rewrite_references(schema: &mut Value, anew: &mut dyn FnMut(&str) -> Option<String>) {
+pub(super) fn rewrite_references(schema: &mut Value, anew: &mut dyn FnMut(&str) -> Option<String>) {
     visit(schema, &mut |entries| {
         if let Some(Value::String(reference)) = entries.get_mut("$ref") {
             match anew(reference) {
@@ -60,8 +60,30 @@ pub fn rewrite_references(schema: &mut Value, anew: &mut dyn FnMut(&str) -> Opti
     });
 }
 
+/// A schema whose references are plain paths where they lead somewhere; the others become what `unknown` makes of
+/// them, or are taken out.
+pub fn plainly_referring(schema: &Value, unknown: impl Fn(&str) -> Option<String>) -> Value {
+    let mut plain = schema.clone();
+    rewrite_references(&mut plain, &mut |reference| {
+        plain_path(schema, reference).or_else(|| unknown(reference))
+    });
+    plain
+}
+
+/// Takes out regular expressions, which can ask for more than can be followed.
+pub fn leave_expressions_out(schema: &mut Value) {
+    visit(schema, &mut |schema| {
+        schema.remove("format");
+        schema.remove("pattern");
+        // What one of them allowed is not to be forbidden.
+        if schema.remove("patternProperties").is_some() {
+            schema.remove("additionalProperties");
+        }
+    });
+}
+
 /// Shows every schema in a schema, itself first.
-pub(crate) fn visit(schema: &mut Value, see: &mut dyn FnMut(&mut Map<String, Value>)) {
+pub(super) fn visit(schema: &mut Value, see: &mut dyn FnMut(&mut Map<String, Value>)) {
     match schema {
         Value::Array(schemas) => schemas.iter_mut().for_each(|schema| visit(schema, see)),
         Value::Object(entries) => {

@@ -4,8 +4,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ConstraintError;
-use super::compiled::Compiled;
+use crate::ConstraintError;
+use crate::compiled::Compiled;
 
 /// Grants memory to grammars.
 pub trait Allowance: Send + Sync {
@@ -31,40 +31,40 @@ impl Allowance for Unlimited {
 }
 
 /// All grammars of a model.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     allowance: Arc<dyn Allowance>,
     kept: Mutex<Compiled>,
 }
 
 /// What one compiled grammar or one answer holds, given back when dropped.
-pub(super) struct Holding {
+pub(crate) struct Holding {
     allowance: Arc<dyn Allowance>,
     bytes: usize,
 }
 
 impl Memory {
-    pub(super) fn new(allowance: Arc<dyn Allowance>) -> Memory {
+    pub(crate) fn new(allowance: Arc<dyn Allowance>) -> Memory {
         Memory { allowance, kept: Mutex::default() }
     }
 
-    pub(super) fn step_bytes(&self) -> usize {
+    pub(crate) fn step_bytes(&self) -> usize {
         self.allowance.step_bytes()
     }
 
     /// Grammars that were compiled lately.
-    pub(super) fn kept(&self) -> MutexGuard<'_, Compiled> {
+    pub(crate) fn kept(&self) -> MutexGuard<'_, Compiled> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Memory for something new.
-    pub(super) fn hold(&self, bytes: usize) -> Result<Holding, ConstraintError> {
+    pub(crate) fn hold(&self, bytes: usize) -> Result<Holding, ConstraintError> {
         let mut holding = Holding { allowance: Arc::clone(&self.allowance), bytes: 0 };
         self.resize(&mut holding, bytes)?;
         Ok(holding)
     }
 
     /// Makes a holding this large. Denied, it stays as it was.
-    pub(super) fn resize(
+    pub(crate) fn resize(
         &self,
         holding: &mut Holding,
         bytes: usize,

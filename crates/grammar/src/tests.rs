@@ -1,53 +1,20 @@
 //! Masks against languages small enough to list, the stretch before a grammar, and grammars that are refused.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::marker::Marker;
 
-/// GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
-fn letter(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
-    if printable(byte) {
-        return char::from(byte);
-    }
-    let rank = (0..byte).filter(|&byte| !printable(byte)).count() as u32;
-    char::from_u32(0x100 + rank).unwrap()
-}
-
-/// A tokenizer of these tokens and two control tokens, `<|end|>` and `<|tool|>`, after them.
-fn tokenizer(tokens: &[Vec<u8>]) -> Tokenizer {
-    let count = tokens.len();
-    let vocabulary: serde_json::Map<String, Value> = tokens
-        .iter()
-        .enumerate()
-        .map(|(id, bytes)| (bytes.iter().map(|&byte| letter(byte)).collect(), json!(id)))
-        .collect();
-    assert_eq!(vocabulary.len(), count, "tokens are distinct");
-    let added: Vec<Value> = ["<|end|>", "<|tool|>"]
-        .iter()
-        .enumerate()
-        .map(|(index, content)| {
-            json!({
-                "id": count + index, "content": content, "special": true, "single_word": false,
-                "lstrip": false, "rstrip": false, "normalized": false,
-            })
-        })
-        .collect();
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let file = json!({
-        "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
-        "added_tokens": added, "pre_tokenizer": byte_level, "post_processor": null,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "vocab": vocabulary, "merges": [],
-        },
-    });
-    Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
+/// These tokens, two control tokens, `<|end|>` and `<|tool|>`, and three logits that belong to no token.
+fn with_control_tokens(tokens: &[Vec<u8>]) -> Vec<Token> {
+    let text = tokens.iter().map(|bytes| Token { bytes: bytes.clone(), is_special: false });
+    let control = ["<|end|>", "<|tool|>"];
+    let control = control.map(|name| Token { bytes: name.as_bytes().to_vec(), is_special: true });
+    text.chain(control).chain(std::iter::repeat_n(Token::default(), 3)).collect()
 }
 
 struct Toy {
@@ -64,8 +31,7 @@ impl Toy {
         let count = tokens.len() as u32;
         let ends = BTreeSet::from([count, count + u32::from(two_ends)]);
         let grammars =
-            Grammars::new(&tokenizer(&tokens), &ends, tokens.len() + 5, Arc::new(Unlimited))
-                .unwrap();
+            Grammars::new(&with_control_tokens(&tokens), &ends, Arc::new(Unlimited)).unwrap();
         Toy { tokens, grammars }
     }
 
@@ -470,9 +436,9 @@ fn bytes_without_a_token_are_an_error() {
 
 #[test]
 fn a_model_without_an_end_cannot_be_constrained() {
-    let tokenizer = tokenizer(&[b"a".to_vec()]);
+    let tokens = &with_control_tokens(&[b"a".to_vec()])[..3];
     for ends in [BTreeSet::new(), BTreeSet::from([3])] {
-        let error = Grammars::new(&tokenizer, &ends, 3, Arc::new(Unlimited)).unwrap_err();
+        let error = Grammars::new(tokens, &ends, Arc::new(Unlimited)).unwrap_err();
         assert!(matches!(error, GrammarError::Vocabulary { .. }), "{error}");
     }
 }

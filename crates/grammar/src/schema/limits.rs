@@ -11,9 +11,11 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value};
-use text::json_schema;
 
-use super::{GrammarError, LONGEST_GRAMMAR_BYTES, LONGEST_REGEX_BYTES, intersections};
+use super::intersections;
+use super::references::{self, plainly_referring};
+use crate::error::{at_most, invalid};
+use crate::{GrammarError, LONGEST_GRAMMAR_BYTES, LONGEST_REGEX_BYTES};
 
 const DEEPEST: usize = 64;
 /// Values in a schema once references are followed where the library copies.
@@ -81,7 +83,7 @@ const OF_ONE: [&str; 8] =
 const OF_LISTS: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
 
 /// Checks a schema and adds how its JSON is written.
-pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
+pub(crate) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let Value::Object(_) = schema else {
         return Err(invalid("a schema is a JSON object"));
     };
@@ -90,7 +92,8 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let bytes = schema.to_string().len();
     at_most("bytes", bytes, LONGEST_GRAMMAR_BYTES)?;
 
-    let schema = &plainly_referring(schema);
+    // What leads nowhere is refused further down, by its own name.
+    let schema = &plainly_referring(schema, |reference| Some(reference.to_owned()));
     let mut survey = Survey {
         root: schema,
         seen: HashSet::new(),
@@ -111,7 +114,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let met = intersections::largest(schema);
     at_most("pairs in expressions that one text must match", met, MOST_PAIRS)?;
 
-    // Tools ask for it: a keyword that nobody can follow should not keep a tool from being called.
+    // Tools ask for it: a keyword that the library cannot follow should not keep a tool from being called.
     let lenient = schema["x-guidance"]["lenient"].as_bool().unwrap_or(false);
     let mut schema = schema.clone();
     leave_notes_out(&mut schema);
@@ -125,16 +128,6 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     };
     writing.apply_to(&mut schema);
     Ok(schema)
-}
-
-/// The schema with every reference that leads somewhere as the path that the library follows.
-fn plainly_referring(schema: &Value) -> Value {
-    let mut plain = schema.clone();
-    json_schema::rewrite_references(&mut plain, &mut |reference| {
-        let path = json_schema::plain_path(schema, reference);
-        Some(path.unwrap_or_else(|| reference.to_owned()))
-    });
-    plain
 }
 
 /// Takes out keywords that the library does not know and that say nothing here: formats of others, and names of
@@ -160,7 +153,7 @@ fn leave_notes_out(schema: &mut Value) {
             Value::Array(schemas) if OF_LISTS.contains(&key) => {
                 schemas.iter_mut().for_each(leave_notes_out);
             }
-            Value::Object(schemas) if json_schema::MAPS.contains(&key) => {
+            Value::Object(schemas) if references::MAPS.contains(&key) => {
                 schemas.values_mut().for_each(leave_notes_out);
             }
             schema if OF_ONE.contains(&key) => leave_notes_out(schema),
@@ -170,7 +163,7 @@ fn leave_notes_out(schema: &mut Value) {
 }
 
 /// Checks what can be checked of a regular expression before it is parsed.
-pub(super) fn check_regex(regex: &str) -> Result<(), GrammarError> {
+pub(crate) fn check_regex(regex: &str) -> Result<(), GrammarError> {
     at_most("bytes of a regular expression", regex.len(), LONGEST_REGEX_BYTES)?;
     if regex.is_empty() {
         return Err(invalid("the regular expression is empty"));
@@ -238,8 +231,8 @@ impl<'a> Survey<'a> {
                 }
                 for (key, value) in entries {
                     let kind = match kind {
-                        Kind::Schema if json_schema::MAPS.contains(&key.as_str()) => Kind::Map,
-                        Kind::Schema if json_schema::DATA.contains(&key.as_str()) => Kind::Data,
+                        Kind::Schema if references::MAPS.contains(&key.as_str()) => Kind::Map,
+                        Kind::Schema if references::DATA.contains(&key.as_str()) => Kind::Data,
                         Kind::Schema | Kind::Map => Kind::Schema,
                         Kind::Data => Kind::Data,
                     };
@@ -298,7 +291,7 @@ pub(super) fn resolve<'a>(root: &'a Value, reference: &str) -> Result<&'a Value,
         Value::Array(items) => items.get(segment.parse::<usize>().ok()?),
         value => value.get(segment),
     };
-    path.split('/').try_fold(root, step).ok_or_else(|| match json_schema::follow(root, reference) {
+    path.split('/').try_fold(root, step).ok_or_else(|| match references::follow(root, reference) {
         Some(_) => unsupported(),
         None => invalid(&format!("$ref {:?} leads nowhere", shown())),
     })
@@ -425,12 +418,4 @@ fn types(schema: &Value) -> Option<BTreeSet<&str>> {
         Value::Array(names) => names.iter().map(|name| name.as_str().map(number)).collect(),
         _ => None,
     }
-}
-
-pub(super) fn at_most(what: &'static str, got: usize, limit: usize) -> Result<(), GrammarError> {
-    if got > limit { Err(GrammarError::TooLarge { what, got, limit }) } else { Ok(()) }
-}
-
-pub(super) fn invalid(reason: &str) -> GrammarError {
-    GrammarError::Invalid { reason: reason.to_owned() }
 }

@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::worker::Standing;
-use super::{Before, Grammar};
+use crate::worker::Standing;
+use crate::{Before, Grammar};
 
 /// Grammars that are kept.
 const MOST: usize = 16;
@@ -16,13 +16,13 @@ const MOST: usize = 16;
 const LONGEST_BYTES: usize = 64 << 10;
 
 #[derive(Default)]
-pub(super) struct Compiled {
+pub(crate) struct Compiled {
     entries: VecDeque<(Key, Arc<Standing>)>,
 }
 
 /// A grammar by its text: in a schema the order of properties counts, which comparing values would not see.
 #[derive(PartialEq, Eq)]
-pub(super) struct Key {
+pub(crate) struct Key {
     kind: u8,
     text: String,
     open: Vec<u32>,
@@ -31,7 +31,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn of(grammar: &Grammar, before: Before<'_>, opener: Option<u32>) -> Key {
+    pub(crate) fn of(grammar: &Grammar, before: Before<'_>, opener: Option<u32>) -> Key {
         let (kind, text) = match grammar {
             Grammar::JsonObject => (0, String::new()),
             Grammar::JsonSchema(schema) => (1, schema.to_string()),
@@ -47,23 +47,23 @@ impl Key {
     }
 
     /// Whether its grammar is worth keeping.
-    pub(super) fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.text.len() <= LONGEST_BYTES
     }
 }
 
 impl Compiled {
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Takes out the one that was used longest ago.
-    pub(super) fn pop(&mut self) -> Option<Arc<Standing>> {
+    pub(crate) fn pop(&mut self) -> Option<Arc<Standing>> {
         self.entries.pop_back().map(|(_, standing)| standing)
     }
 
-    pub(super) fn get(&mut self, key: &Key) -> Option<Arc<Standing>> {
+    pub(crate) fn get(&mut self, key: &Key) -> Option<Arc<Standing>> {
         let at = self.entries.iter().position(|(kept, _)| kept == key)?;
         let entry = self.entries.remove(at)?;
         let standing = Arc::clone(&entry.1);
@@ -72,7 +72,7 @@ impl Compiled {
     }
 
     /// Keeps a grammar and hands back the one that gives way, to be dropped outside of any lock.
-    pub(super) fn keep(&mut self, key: Key, standing: Arc<Standing>) -> Option<Arc<Standing>> {
+    pub(crate) fn keep(&mut self, key: Key, standing: Arc<Standing>) -> Option<Arc<Standing>> {
         if self.get(&key).is_some() {
             return Some(standing);
         }

@@ -7,13 +7,13 @@
 
 use std::sync::Arc;
 
-use super::vocabulary::Vocabulary;
-use super::{GrammarError, Mask};
+use crate::vocabulary::Vocabulary;
+use crate::{GrammarError, Mask};
 
 /// Longer markers are no markers.
 const LONGEST_BYTES: usize = 64;
 
-pub(super) struct Marker {
+pub(crate) struct Marker {
     text: Vec<u8>,
     /// For each matched length, the longest shorter length that is matched as well (Knuth, Morris, Pratt).
     borders: Vec<usize>,
@@ -23,7 +23,7 @@ pub(super) struct Marker {
 
 /// Where a token leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(crate) enum Progress {
     /// So many bytes of the marker are the end of the text.
     Awaited(usize),
     /// The marker is complete, and so many bytes of the token follow it.
@@ -31,7 +31,7 @@ pub(super) enum Progress {
 }
 
 impl Marker {
-    pub(super) fn new(text: &str, vocabulary: &Vocabulary) -> Result<Marker, GrammarError> {
+    pub(crate) fn new(text: &str, vocabulary: &Vocabulary) -> Result<Marker, GrammarError> {
         if text.is_empty() || text.len() > LONGEST_BYTES {
             let (what, got, limit) = ("bytes of the marker before it", text.len(), LONGEST_BYTES);
             return Err(GrammarError::TooLarge { what, got, limit });
@@ -59,12 +59,12 @@ impl Marker {
     }
 
     /// What may come when so many bytes of the marker are matched.
-    pub(super) fn mask(&self, matched: usize) -> &Arc<Mask> {
+    pub(crate) fn mask(&self, matched: usize) -> &Arc<Mask> {
         &self.masks[matched]
     }
 
     /// Reads the bytes of a token.
-    pub(super) fn advance(&self, mut matched: usize, bytes: &[u8]) -> Progress {
+    pub(crate) fn advance(&self, mut matched: usize, bytes: &[u8]) -> Progress {
         for (index, &byte) in bytes.iter().enumerate() {
             matched = self.next(matched, byte);
             if matched == self.text.len() {

@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use llguidance::toktrie::SimpleVob;
 use llguidance::{CancellationHandle, TokenParser};
 
-use super::{ConstraintError, one_line};
+use crate::ConstraintError;
+use crate::error::one_line;
 
 /// What a parser takes whatever its grammar is.
 const BASE_BYTES: usize = 16 << 10;
@@ -17,7 +18,7 @@ const NODE_BYTES: usize = 100;
 const ITEM_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 48;
 
-pub(super) struct Follower {
+pub(crate) struct Follower {
     /// None after a failure or [`Follower::end`].
     parser: Option<Box<TokenParser>>,
     cancellation: CancellationHandle,
@@ -25,31 +26,31 @@ pub(super) struct Follower {
 
 impl Follower {
     /// A parser that has seen nothing.
-    pub(super) fn new(mut parser: TokenParser) -> Follower {
+    pub(crate) fn new(mut parser: TokenParser) -> Follower {
         parser.start_without_prompt();
         let cancellation = parser.enable_cancellation();
         Follower { parser: Some(Box::new(parser)), cancellation }
     }
 
     /// A copy that shares nothing that changes, the caches of the lexer included.
-    pub(super) fn fork(&self) -> Follower {
+    pub(crate) fn fork(&self) -> Follower {
         let parser = self.parser.as_ref().map(|parser| Box::new(parser.deep_clone()));
         let own = parser.as_ref().and_then(|parser| parser.cancellation_handle());
         Follower { parser, cancellation: own.unwrap_or_default() }
     }
 
     /// Ends the work of this parser from outside.
-    pub(super) fn cancellation(&self) -> CancellationHandle {
+    pub(crate) fn cancellation(&self) -> CancellationHandle {
         self.cancellation.clone()
     }
 
     /// Frees the parser.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.parser = None;
     }
 
     /// An estimate of what it holds, rather too much than too little.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let Some(parser) = &self.parser else { return 0 };
         let lexer = parser.parser.lexer_stats();
         let stats = parser.parser.stats();
@@ -62,12 +63,12 @@ impl Follower {
     }
 
     /// Whether nothing but an end token can come.
-    pub(super) fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.parser.as_ref().is_some_and(|parser| parser.stopped())
     }
 
     /// Which tokens can come.
-    pub(super) fn mask(&mut self) -> Result<SimpleVob, ConstraintError> {
+    pub(crate) fn mask(&mut self) -> Result<SimpleVob, ConstraintError> {
         self.guarded(|parser| match parser.stopped() {
             true => Ok(parser.token_env.tok_trie().eos_token_set()),
             false => parser.compute_mask(),
@@ -75,7 +76,7 @@ impl Follower {
     }
 
     /// Takes in a token.
-    pub(super) fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+    pub(crate) fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         self.guarded(|parser| {
             parser.consume_token(token)?;
             parser.check_stop().map(drop)
