@@ -1,14 +1,14 @@
-//! A loaded model and its dialect: conversations in, answers out, piece by piece.
+//! A loaded model and its text: conversations in, answers out, piece by piece.
 //!
 //! Shared by one-shot answers and conversations. It knows nothing of terminals: pieces go to a sink.
 
 use std::time::Instant;
 
 use anyhow::Result;
-use engine::{Dialect, Engine, Event, FinishReason, Prompt, Request, Usage};
+use engine::{Engine, Event, FinishReason, Request, SamplingParams, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
-use text::{ChatRequest, Message};
+use text::{ChatRequest, Message, ModelText, Prompt};
 
 use crate::args::SamplingArgs;
 use crate::interrupt::Answering;
@@ -22,7 +22,9 @@ pub(crate) struct Speaker {
     pub(crate) name: String,
     engine: Engine,
     /// Text to tokens and back.
-    pub(crate) dialect: Dialect,
+    pub(crate) text: ModelText,
+    /// What the model's makers sample with.
+    pub(crate) defaults: SamplingParams,
     load_seconds: f64,
     /// What a prompt may hold, of the memory that is planned for it.
     prompt_bytes: u64,
@@ -93,8 +95,8 @@ impl Speaker {
     ) -> Result<Speaker> {
         let start = Instant::now();
         // First what is quick and may fail.
-        let mut dialect = Dialect::open(&model.checkpoint)?;
-        if dialect.template.is_none() {
+        let mut text = engine::open_text(&model.checkpoint)?;
+        if text.template.is_none() {
             tracing::warn!(
                 "{} has no chat template: it goes on with the text as it is, and may not answer it",
                 model.name
@@ -104,12 +106,13 @@ impl Speaker {
             Occasion::Prompt => invocation.plan(model)?,
             Occasion::Conversation => invocation.plan_conversation(model)?,
         };
-        dialect.set_context(pair.plan.context);
+        text.set_context(pair.plan.context);
         let prompt_bytes = pair.plan.request_bytes() / PROMPT_COPIES;
         let engine = invocation.load_pair(model, pair)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let (name, swap) = (model.name.clone(), SwapWatch::start());
-        Ok(Speaker { name, engine, dialect, load_seconds, prompt_bytes, swap })
+        let defaults = SamplingParams::of_model(&text.generation_config);
+        Ok(Speaker { name, engine, text, defaults, load_seconds, prompt_bytes, swap })
     }
 
     /// Ends what was recorded.
@@ -136,9 +139,9 @@ impl Speaker {
         }
         // So many are encoded that the hint is exact for a prompt that is a little too long.
         let most = context.saturating_mul(2).max(4096);
-        let prompt = self.dialect.prompt_of(chat, self.dialect.rendered(chat)?, most);
+        let prompt = self.text.prompt_of(chat, self.text.rendered(chat)?, most);
         prompt.map_err(|error| match error {
-            engine::Error::Text(text::Error::TooManyTokens { at_least, .. }) => {
+            text::Error::TooManyTokens { at_least, .. } => {
                 engine::Error::Context { needed: at_least + 1, context }.into()
             }
             error => error.into(),
@@ -157,17 +160,17 @@ impl Speaker {
         chat.enable_thinking = choices.enable_thinking();
         let prompt = self.prompt(&chat)?;
         tracing::debug!("prompt of {} tokens: {:?}", prompt.tokens.len(), prompt.text);
-        let mut listener = self.dialect.listener(prompt.thinking, choices.stop.clone(), &[]);
-        let sampling = choices.over(&self.dialect.defaults);
+        let mut decoder = self.text.decoder(prompt.thinking, choices.stop.clone(), &[]);
+        let sampling = choices.over(&self.defaults);
         let seed = sampling.seed;
         let total = prompt.tokens.len();
         // The next turn can begin where this one's question ends: templates leave thinking out of the past.
         let keeps_checkpoints = self.engine.runner().options().checkpoints > 0;
-        let stable = keeps_checkpoints.then(|| self.dialect.stable_prefix(&chat, &prompt));
+        let stable = keeps_checkpoints.then(|| self.text.stable_prefix(&chat, &prompt));
         let id = self.engine.submit(Request {
             prompt: prompt.tokens,
             max_tokens: choices.max_tokens.unwrap_or(usize::MAX),
-            stop_tokens: self.dialect.eos.clone(),
+            stop_tokens: self.text.eos.clone(),
             sampling,
             checkpoints: stable.into_iter().collect(),
             ..Request::default()
@@ -198,9 +201,9 @@ impl Speaker {
                     // After a cancel, tokens of the same step are not wanted any more.
                     Event::Token { .. } if cancelled => {}
                     Event::Token { sampled, .. } => {
-                        let heard = listener.push(sampled.token)?;
-                        answer.hear(heard.pieces, sink)?;
-                        if heard.stopped {
+                        let decoded = decoder.push(sampled.token)?;
+                        answer.take(decoded.pieces, sink)?;
+                        if decoded.stopped {
                             self.engine.cancel(id);
                             cancelled = true;
                         }
@@ -211,8 +214,8 @@ impl Speaker {
                         }
                         answer.usage = usage;
                         self.swap.check();
-                        let heard = listener.finish(reason)?;
-                        answer.hear(heard.pieces, sink)?;
+                        let decoded = decoder.finish(reason == FinishReason::Stop)?;
+                        answer.take(decoded.pieces, sink)?;
                         return Ok(answer);
                     }
                     Event::Failed { error, .. } => return Err(error.into()),
@@ -224,7 +227,7 @@ impl Speaker {
 }
 
 impl Answer {
-    fn hear(
+    fn take(
         &mut self,
         pieces: Vec<text::Piece>,
         sink: &mut dyn FnMut(Piece<'_>) -> Result<()>,

@@ -157,6 +157,8 @@ fn hints(error: &anyhow::Error) -> Vec<String> {
             hints.extend(error.hint().iter().flat_map(|hint| hint.lines()).map(str::to_owned));
         } else if let Some(error) = cause.downcast_ref::<engine::Error>() {
             hints.extend(engine_hint(error));
+        } else if let Some(error) = cause.downcast_ref::<text::Error>() {
+            hints.extend(text_hint(error));
         } else if let Some(experts::Error::Log { .. }) = cause.downcast_ref() {
             hints.push(RECORDING.to_owned());
         } else if let Some(error) = cause.downcast_ref::<workbench::Error>() {
@@ -190,10 +192,7 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
                 .collect();
             Some(format!("this machine can run {}", sets.join(", ")))
         }
-        Error::NoTokenizer => {
-            Some("`millstream logits` works with token ids and needs no tokenizer".to_owned())
-        }
-        Error::Text(text::Error::TokenizerFile { .. }) => Some(DAMAGED.to_owned()),
+        Error::Text(error) => text_hint(error),
         Error::Experts(experts::Error::TooFewSlots { needed, .. }) => Some(format!(
             "--expert-slots {needed} is the least; without the option there are as many as fit"
         )),
@@ -204,6 +203,16 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
         Error::Model(model::Error::Checkpoint(error)) | Error::Checkpoint(error) => {
             checkpoint_hint(error)
         }
+        _ => None,
+    }
+}
+
+fn text_hint(error: &text::Error) -> Option<String> {
+    match error {
+        text::Error::NoTokenizer => {
+            Some("`millstream logits` works with token ids and needs no tokenizer".to_owned())
+        }
+        text::Error::TokenizerFile { .. } => Some(DAMAGED.to_owned()),
         _ => None,
     }
 }

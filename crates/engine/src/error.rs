@@ -43,9 +43,6 @@ pub enum Error {
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// A checkpoint that cannot be talked to.
-    #[error("the checkpoint has no tokenizer.json")]
-    NoTokenizer,
     /// Text and tokens do not come together.
     #[error(transparent)]
     Text(#[from] text::Error),

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod dialect;
 mod draw;
 mod engine;
 mod error;
@@ -22,9 +21,9 @@ mod sampler;
 mod schedule;
 mod speculation;
 mod streaming;
+mod text_files;
 mod watch;
 
-pub use dialect::{Dialect, Heard, Listener, Prompt};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use heads::{HeadDraft, HeadTokens};
@@ -39,4 +38,5 @@ pub use speculation::{
     SourceReport, Speculation,
 };
 pub use streaming::{mean_read_bytes, probe, samples};
+pub use text_files::open_text;
 pub use watch::{ExpertActivity, ExpertLoad, ExpertShape, ExpertUnion};

@@ -16,8 +16,8 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use compute::logits::{Runs, STEPS, Spread, least_weight};
-
 use grammar::Mask;
+use serde_json::Value;
 
 /// How the next token is chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +66,31 @@ impl SamplingParams {
     /// The defaults at temperature 0.
     pub fn greedy() -> SamplingParams {
         SamplingParams { temperature: 0.0, ..SamplingParams::default() }
+    }
+
+    /// What a model's makers sample with, by its `generation_config.json`.
+    pub fn of_model(config: &Value) -> SamplingParams {
+        let mut params = SamplingParams::default();
+        let number = |key: &str| config[key].as_f64().map(|value| value as f32);
+        if config["do_sample"].as_bool() == Some(false) {
+            params.temperature = 0.0;
+        } else if let Some(temperature) = number("temperature") {
+            params.temperature = temperature;
+        }
+        if let Some(top_p) = number("top_p") {
+            params.top_p = top_p;
+        }
+        if let Some(top_k) = config["top_k"].as_u64() {
+            params.top_k = top_k as usize;
+        }
+        if let Some(min_p) = number("min_p") {
+            params.min_p = min_p;
+        }
+        if let Some(penalty) = number("repetition_penalty") {
+            params.repetition_penalty = penalty;
+        }
+        // A file may say anything; what makes no sense is not taken over.
+        if params.validate().is_ok() { params } else { SamplingParams::default() }
     }
 
     /// Refuses values outside the ranges of the OpenAI API (and, for the fields it does not have, of its peers).

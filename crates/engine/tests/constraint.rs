@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use checkpoint::Checkpoint;
-use engine::{Dialect, Engine, Event, FinishReason, Options, Request, Runner, SamplingParams};
+use engine::{Engine, Event, FinishReason, Options, Request, Runner, SamplingParams};
 use grammar::{Before, ConstraintError, Grammar, Grammars, Unlimited};
 use serde_json::{Value, json};
-use text::ChatRequest;
+use text::{ChatRequest, ModelText};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -19,7 +19,7 @@ fn evaluation() -> Value {
 }
 
 struct Pebble {
-    dialect: Dialect,
+    text: ModelText,
     grammars: Grammars,
     engine: Engine,
 }
@@ -33,17 +33,14 @@ fn pebble() -> MutexGuard<'static, Pebble> {
 
 fn open() -> Pebble {
     let checkpoint = Checkpoint::open(&root().join("models/pebble")).expect("pebble");
-    let dialect = Dialect::open(&checkpoint).expect("dialect");
+    let text = engine::open_text(&checkpoint).expect("text");
     let options = Options { context: 4096, sequences: 16, ..Options::default() };
     let runner = Runner::load(&checkpoint, &options, &|_, _| {}).expect("model");
     let vocabulary = runner.spec().vocab;
-    let grammars = Grammars::new(
-        &dialect.tokenizer.grammar_tokens(vocabulary),
-        &dialect.eos,
-        Arc::new(Unlimited),
-    )
-    .expect("grammars");
-    Pebble { dialect, grammars, engine: Engine::new(runner) }
+    let grammars =
+        Grammars::new(&text.tokenizer.grammar_tokens(vocabulary), &text.eos, Arc::new(Unlimited))
+            .expect("grammars");
+    Pebble { text, grammars, engine: Engine::new(runner) }
 }
 
 impl Pebble {
@@ -53,9 +50,9 @@ impl Pebble {
         let greedy = seed.is_multiple_of(2);
         let temperature = if greedy { 0.0 } else { 1.0 };
         Request {
-            prompt: self.dialect.prompt(&chat).expect("prompt").tokens,
+            prompt: self.text.prompt(&chat).expect("prompt").tokens,
             max_tokens,
-            stop_tokens: self.dialect.eos.clone(),
+            stop_tokens: self.text.eos.clone(),
             sampling: SamplingParams { temperature, seed, ..SamplingParams::default() },
             constraint: Some(self.grammars.compile(grammar, Before::Nothing).expect("grammar")),
             ..Request::default()
@@ -75,7 +72,7 @@ impl Pebble {
                 match event {
                     Event::Token { id, sampled } => answers[index(id)].push(sampled.token),
                     Event::Finished { id, reason, .. } => {
-                        let text = self.dialect.tokenizer.decode(&answers[index(id)], false);
+                        let text = self.text.tokenizer.decode(&answers[index(id)], false);
                         assert_eq!(reason, FinishReason::Stop, "{text:?}");
                     }
                     Event::Failed { error, .. } => panic!("{error}"),
@@ -83,7 +80,7 @@ impl Pebble {
                 }
             }
         }
-        let tokenizer = &self.dialect.tokenizer;
+        let tokenizer = &self.text.tokenizer;
         answers.iter().map(|tokens| tokenizer.decode(tokens, false).expect("text")).collect()
     }
 }
@@ -397,14 +394,14 @@ fn harmony_frames_an_answer_that_follows_a_schema() {
     let grammar = Grammar::Lark(format!("start: answer\nanswer: {head} %json {schema}\n{rules}"));
     let accepts = |text: &str| {
         let mut constraint = pebble.grammars.compile(&grammar, Before::Nothing).expect("grammar");
-        for token in pebble.dialect.tokenizer.encode(text, false).expect("tokens") {
+        for token in pebble.text.tokenizer.encode(text, false).expect("tokens") {
             if !constraint.mask().expect("no error").expect("a mask").allows(token) {
                 return false;
             }
             constraint.accept(token);
         }
         let mask = constraint.mask().expect("no error").expect("a mask");
-        pebble.dialect.eos.iter().any(|&end| mask.allows(end))
+        pebble.text.eos.iter().any(|&end| mask.allows(end))
     };
     let thinking = "<|channel|>analysis<|message|>hm {<|end|><|start|>assistant";
     let answer = "<|channel|>final<|message|>{\"a\": 1}";
@@ -431,7 +428,7 @@ fn thinking_is_free_and_the_answer_is_not() {
         .map(|item| {
             let mut chat = ChatRequest::new(item["messages"].as_array().expect("messages").clone());
             chat.enable_thinking = Some(true);
-            let prompt = pebble.dialect.prompt(&chat).expect("prompt");
+            let prompt = pebble.text.prompt(&chat).expect("prompt");
             assert!(prompt.text.trim_end().ends_with("<think>"), "{:?}", prompt.text);
             let constraint = pebble
                 .grammars
@@ -440,7 +437,7 @@ fn thinking_is_free_and_the_answer_is_not() {
             Request {
                 prompt: prompt.tokens,
                 max_tokens: 1000,
-                stop_tokens: pebble.dialect.eos.clone(),
+                stop_tokens: pebble.text.eos.clone(),
                 sampling: SamplingParams::greedy(),
                 constraint: Some(constraint),
                 ..Request::default()

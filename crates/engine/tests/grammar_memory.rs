@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
-use engine::Dialect;
 use grammar::{Allowance, Before, ConstraintError, Grammar, GrammarError, Grammars};
 use serde_json::{Map, Value, json};
+use text::ModelText;
 
 use counting::peak_of;
 
@@ -64,15 +64,14 @@ impl Allowance for Purse {
     }
 }
 
-fn grammars(purse: &Arc<Purse>) -> (Grammars, Dialect) {
+fn grammars(purse: &Arc<Purse>) -> (Grammars, ModelText) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pebble");
-    let dialect = Dialect::open(&Checkpoint::open(&folder).expect("pebble")).expect("dialect");
-    let vocabulary = dialect.tokenizer.vocab_size();
+    let text = engine::open_text(&Checkpoint::open(&folder).expect("pebble")).expect("text");
+    let vocabulary = text.tokenizer.vocab_size();
     let purse = Arc::clone(purse) as Arc<dyn Allowance>;
-    let grammars =
-        Grammars::new(&dialect.tokenizer.grammar_tokens(vocabulary), &dialect.eos, purse)
-            .expect("grammars");
-    (grammars, dialect)
+    let grammars = Grammars::new(&text.tokenizer.grammar_tokens(vocabulary), &text.eos, purse)
+        .expect("grammars");
+    (grammars, text)
 }
 
 /// Compiles, follows the first token that may come, again and again, and says how that ended.
@@ -95,9 +94,8 @@ fn follow(grammars: &Grammars, grammar: &Grammar, ends: impl Fn(u32) -> bool) ->
 #[track_caller]
 fn check(name: &str, grammar: &Grammar) {
     let purse = Purse::new(PURSE_BYTES);
-    let (grammars, dialect) = grammars(&purse);
-    let (outcome, peak) =
-        peak_of(|| follow(&grammars, grammar, |token| dialect.eos.contains(&token)));
+    let (grammars, text) = grammars(&purse);
+    let (outcome, peak) = peak_of(|| follow(&grammars, grammar, |token| text.eos.contains(&token)));
     println!("{name}: {outcome}; {peak} bytes, {} counted", purse.used());
     assert!(peak <= PURSE_BYTES + BESIDE_BYTES, "{name}: {peak} bytes");
     drop(grammars);
@@ -175,14 +173,14 @@ fn hostile_expressions_stay_within_the_memory() {
 fn the_memory_of_a_long_answer_is_counted() {
     let _turn = turn();
     let purse = Purse::new(usize::MAX / 2);
-    let (grammars, dialect) = grammars(&purse);
+    let (grammars, text) = grammars(&purse);
     let item = json!({"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
         "required": ["name", "size"], "additionalProperties": false});
     let schema = Grammar::JsonSchema(json!({"type": "array", "items": item}));
     let mut constraint = grammars.compile(&schema, Before::Nothing).expect("a grammar");
-    let text =
+    let answer =
         format!("[{}", "{\"name\": \"a name of some length\", \"size\": 12345}, ".repeat(500));
-    let tokens = dialect.tokenizer.encode(&text, false).expect("tokens");
+    let tokens = text.tokenizer.encode(&answer, false).expect("tokens");
     let counted = purse.used();
     let ((), peak) = peak_of(|| {
         for &token in &tokens {

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use checkpoint::Checkpoint;
-use engine::Dialect;
 use grammar::{Before, Grammar, GrammarError, Grammars, Unlimited};
 use serde_json::{Value, json};
 
@@ -12,14 +11,10 @@ fn grammars() -> &'static Grammars {
     static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
     GRAMMARS.get_or_init(|| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pebble");
-        let dialect = Dialect::open(&Checkpoint::open(&folder).expect("pebble")).expect("dialect");
-        let vocabulary = dialect.tokenizer.vocab_size();
-        Grammars::new(
-            &dialect.tokenizer.grammar_tokens(vocabulary),
-            &dialect.eos,
-            Arc::new(Unlimited),
-        )
-        .expect("grammars")
+        let text = engine::open_text(&Checkpoint::open(&folder).expect("pebble")).expect("text");
+        let vocabulary = text.tokenizer.vocab_size();
+        Grammars::new(&text.tokenizer.grammar_tokens(vocabulary), &text.eos, Arc::new(Unlimited))
+            .expect("grammars")
     })
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
-use engine::{Dialect, Engine, Event, Options, Request, RequestId, Runner, SamplingParams};
+use engine::{Engine, Event, Options, Request, RequestId, Runner, SamplingParams};
 use serde_json::Value;
 use text::ChatRequest;
 
@@ -56,18 +56,18 @@ fn pebble_answers_its_evaluation_set() {
         serde_json::from_slice(&std::fs::read(path).expect("eval.json")).expect("JSON");
     let items = items(&evaluation, if long { usize::MAX } else { 10 });
     let checkpoint = Checkpoint::open(&root().join("models/pebble")).expect("pebble");
-    let dialect = Dialect::open(&checkpoint).expect("dialect");
+    let text = engine::open_text(&checkpoint).expect("text");
     let options = Options { context: 4096, sequences: 16, ..Options::default() };
     let runner = Runner::load(&checkpoint, &options, &|_, _| {}).expect("model");
     let mut engine = Engine::new(runner);
 
     let mut answers: BTreeMap<RequestId, (usize, Vec<u32>)> = BTreeMap::new();
     for (index, item) in items.iter().enumerate() {
-        let prompt = dialect.prompt(&item.request).expect("prompt");
+        let prompt = text.prompt(&item.request).expect("prompt");
         let request = Request {
             prompt: prompt.tokens,
             max_tokens: 400,
-            stop_tokens: dialect.eos.clone(),
+            stop_tokens: text.eos.clone(),
             sampling: SamplingParams::greedy(),
             ..Request::default()
         };
@@ -90,7 +90,7 @@ fn pebble_answers_its_evaluation_set() {
     let mut excused: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, tokens) in answers.values() {
         let item = &items[*index];
-        let text = dialect.tokenizer.decode(tokens, true).expect("text");
+        let text = text.tokenizer.decode(tokens, true).expect("text");
         let right = text.trim() == item.expected.trim();
         if !right {
             println!("{}: expected {:?}, got {text:?}", item.id, item.expected);

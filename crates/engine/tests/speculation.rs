@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use engine::{
-    Dialect, Engine, Event, HeadOptions, Options, Oracle, Plan, PlanRequest, Request, RequestId,
-    Runner, SamplingParams, Speculation, Usage,
+    Engine, Event, HeadOptions, Options, Oracle, Plan, PlanRequest, Request, RequestId, Runner,
+    SamplingParams, Speculation, Usage,
 };
 use experts::Device;
 use experts::device::{Access, Files};
@@ -149,7 +149,7 @@ fn pebble_requests(count: usize) -> Vec<(String, Request)> {
     let file = std::fs::read(root().join("testdata/pebble/eval.json")).unwrap();
     let evaluation: Value = serde_json::from_slice(&file).unwrap();
     let checkpoint = Checkpoint::open(&root().join(PEBBLE)).unwrap();
-    let dialect = Dialect::open(&checkpoint).unwrap();
+    let text = engine::open_text(&checkpoint).unwrap();
     let mut by_task: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
     for item in evaluation["items"].as_array().unwrap() {
         by_task.entry(item["task"].as_str().unwrap()).or_default().push(item);
@@ -159,8 +159,8 @@ fn pebble_requests(count: usize) -> Vec<(String, Request)> {
         let mut request = ChatRequest::new(item["messages"].as_array().unwrap().clone());
         request.tools = item["tools"].as_array().cloned().unwrap_or_default();
         request.enable_thinking = item["enable_thinking"].as_bool();
-        let prompt = dialect.prompt(&request).unwrap().tokens;
-        let (stop_tokens, sampling) = (dialect.eos.clone(), SamplingParams::greedy());
+        let prompt = text.prompt(&request).unwrap().tokens;
+        let (stop_tokens, sampling) = (text.eos.clone(), SamplingParams::greedy());
         let request =
             Request { prompt, max_tokens: 120, stop_tokens, sampling, ..Request::default() };
         (item["task"].as_str().unwrap().to_owned(), request)

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use engine::{Dialect, Event, FinishReason, Listener, Sampled};
-use text::Piece;
+use engine::{Event, FinishReason, Sampled};
+use text::{AnswerDecoder, ModelText, Piece};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::ask::identifier;
@@ -118,7 +118,7 @@ pub(crate) struct WholeCall {
 pub(crate) struct Answers {
     inlet: Inlet,
     voices: Vec<Voice>,
-    dialect: Arc<Dialect>,
+    text: Arc<ModelText>,
     metrics: Arc<Metrics>,
     /// Tokens of the prompt, the first if there are several.
     pub(crate) prompt_tokens: usize,
@@ -127,9 +127,9 @@ pub(crate) struct Answers {
     held: (OwnedSemaphorePermit, Share),
 }
 
-/// How an answer is heard.
+/// How an answer is decoded.
 pub(crate) struct Hearing {
-    pub(crate) listener: Listener,
+    pub(crate) decoder: AnswerDecoder,
     pub(crate) prompt_tokens: usize,
     /// Whether it is the first to its prompt.
     pub(crate) is_first: bool,
@@ -141,7 +141,7 @@ pub(crate) struct Hearing {
 
 /// One answer.
 struct Voice {
-    listener: Listener,
+    decoder: AnswerDecoder,
     is_first: bool,
     calls_once: bool,
     grammar_field: Option<String>,
@@ -161,13 +161,13 @@ impl Answers {
     pub(crate) fn new(
         inlet: Inlet,
         hearings: Vec<Hearing>,
-        dialect: Arc<Dialect>,
+        text: Arc<ModelText>,
         metrics: Arc<Metrics>,
         held: (OwnedSemaphorePermit, Share),
     ) -> Answers {
         let prompt_tokens = hearings.first().map_or(0, |hearing| hearing.prompt_tokens);
         let voice = |hearing: Hearing| Voice {
-            listener: hearing.listener,
+            decoder: hearing.decoder,
             is_first: hearing.is_first,
             calls_once: hearing.calls_once,
             grammar_field: hearing.grammar_field,
@@ -183,7 +183,7 @@ impl Answers {
         Answers {
             inlet,
             voices: hearings.into_iter().map(voice).collect(),
-            dialect,
+            text,
             metrics,
             prompt_tokens,
             started: std::time::Instant::now(),
@@ -302,7 +302,7 @@ impl Answers {
                     None => self.metrics.first_token.observe(now - self.started),
                     Some(before) => self.metrics.between_tokens.observe(now - before),
                 }
-                if let Err(error) = voice.take(&sampled, &self.dialect, parts) {
+                if let Err(error) = voice.take(&sampled, &self.text, parts) {
                     voice.is_over = true;
                     parts.push(Part::Failed(error));
                 } else if voice.has_ended() {
@@ -349,22 +349,22 @@ impl Voice {
     fn take(
         &mut self,
         sampled: &Sampled,
-        dialect: &Dialect,
+        text: &ModelText,
         parts: &mut Vec<Part>,
     ) -> Result<(), ApiError> {
         self.usage.completion_tokens += 1;
-        if self.listener.is_reasoning() {
+        if self.decoder.is_reasoning() {
             self.usage.reasoning_tokens += 1;
         }
         // Tokens of thinking are nobody's but the model's.
-        if let Some(logprob) = sampled.logprob.filter(|_| !self.listener.is_reasoning()) {
-            let token = token_text(dialect, sampled.token);
-            let top = sampled.top.iter().map(|&(id, logprob)| (token_text(dialect, id), logprob));
+        if let Some(logprob) = sampled.logprob.filter(|_| !self.decoder.is_reasoning()) {
+            let token = token_text(text, sampled.token);
+            let top = sampled.top.iter().map(|&(id, logprob)| (token_text(text, id), logprob));
             self.pending_logprobs.push(TokenLogprob { token, logprob, top: top.collect() });
         }
-        let heard = self.listener.push(sampled.token)?;
-        self.say(heard.pieces, parts);
-        self.stop_text = self.listener.stop().map(str::to_owned);
+        let decoded = self.decoder.push(sampled.token)?;
+        self.say(decoded.pieces, parts);
+        self.stop_text = self.decoder.stop().map(str::to_owned);
         Ok(())
     }
 
@@ -376,9 +376,9 @@ impl Voice {
         parts: &mut Vec<Part>,
     ) -> Result<Ending, ApiError> {
         if !self.has_ended() {
-            let heard = self.listener.finish(reason)?;
-            self.say(heard.pieces, parts);
-            self.stop_text = self.listener.stop().map(str::to_owned);
+            let decoded = self.decoder.finish(reason == FinishReason::Stop)?;
+            self.say(decoded.pieces, parts);
+            self.stop_text = self.decoder.stop().map(str::to_owned);
         }
         let logprobs = std::mem::take(&mut self.pending_logprobs);
         // Those of a stop text or behind a call belong to no text that is shown.
@@ -438,8 +438,8 @@ impl Voice {
     }
 }
 
-fn token_text(dialect: &Dialect, id: u32) -> TokenText {
-    let bytes = dialect.tokenizer.token_bytes(id).unwrap_or_default();
+fn token_text(text: &ModelText, id: u32) -> TokenText {
+    let bytes = text.tokenizer.token_bytes(id).unwrap_or_default();
     TokenText { id, text: String::from_utf8_lossy(&bytes).into_owned(), bytes }
 }
 

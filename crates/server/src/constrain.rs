@@ -1,9 +1,9 @@
 //! What an answer must look like: the grammar that its request comes to, compiled.
 
-use engine::{Listener, Prompt};
 use grammar::{Before, Constraint, ConstraintError, Grammar, GrammarError};
 use serde_json::Value;
 use text::tools::{Choice, Frame, Tool};
+use text::{AnswerDecoder, Prompt};
 
 use crate::ask::{Ask, Input};
 use crate::body::refused;
@@ -20,15 +20,15 @@ pub(crate) fn constraint<'a>(
     model: &Model,
     ask: &'a Ask,
     prompt: &Prompt,
-    listener: &Listener,
+    decoder: &AnswerDecoder,
     shared: &Shared,
 ) -> Result<Option<(&'a str, Constraint)>> {
     // Thinking can be switched off, and does not begin in the middle of an answer.
     let may_think = matches!(ask.input, Input::Chat(_)) && ask.thinking != Some(false);
-    let opening = model.dialect.thinking_tokens(&prompt.text).filter(|_| may_think);
+    let opening = model.text.thinking_tokens(&prompt.text).filter(|_| may_think);
     // Thinking stays free: the grammar begins behind it.
-    let before = match &model.dialect.reasoning {
-        Some(markers) if listener.is_reasoning() => Before::Thinking { close: &markers.close },
+    let before = match &model.text.reasoning {
+        Some(markers) if decoder.is_reasoning() => Before::Thinking { close: &markers.close },
         Some(markers) => match &opening {
             Some(open) => Before::MaybeThinking { open, close: &markers.close },
             None => Before::Nothing,
@@ -37,7 +37,7 @@ pub(crate) fn constraint<'a>(
     };
     let compile = |grammar: &Grammar| model.grammars.compile(grammar, before);
 
-    let may_call = !ask.tools.is_empty() && model.dialect.tools.is_some();
+    let may_call = !ask.tools.is_empty() && model.text.tools.is_some();
     let (field, compiled) = match (&ask.tool_choice, &ask.grammar) {
         (choice @ (Choice::Required | Choice::Named(_)), _) => {
             let grammar = |tools: &[Tool]| tool_grammar(model, ask, tools, choice);
@@ -122,8 +122,8 @@ fn calls_in_form(
     before: Before<'_>,
     shared: &Shared,
 ) -> Result<Option<Constraint>> {
-    let opener = model.dialect.tools.and_then(|format| format.opener());
-    let opener = opener.and_then(|opener| model.dialect.tokenizer.token_to_id(opener));
+    let opener = model.text.tools.and_then(|format| format.opener());
+    let opener = opener.and_then(|opener| model.text.tokenizer.token_to_id(opener));
     let Some(opener) = opener else { return Ok(None) };
     let grammar = |tools: &[Tool]| tool_grammar(model, ask, tools, &Choice::Auto);
     let compile = |grammar: &Grammar| model.grammars.compile_from(opener, grammar, before);
@@ -144,8 +144,8 @@ fn call_or_answer(model: &Model, ask: &Ask, tools: &[Tool], grammar: &Grammar) -
     let schema = schema_of(grammar)?;
     let calls = tool_rules(model, ask, tools, &Choice::Required).ok()?;
     let calls = calls.strip_prefix("start: ")?;
-    let special = |text: &str| model.dialect.special_token(text);
-    let frame = model.dialect.tools.and_then(|format| format.frame(&special));
+    let special = |text: &str| model.text.special_token(text);
+    let frame = model.text.tools.and_then(|format| format.frame(&special));
     // The rules that a frame names are those of the calls too.
     let head = frame.map_or_else(String::new, |frame| frame.head);
     let answer = format!("{head} %json {schema}");
@@ -157,8 +157,8 @@ fn framed(model: &Model, ask: &Ask, grammar: &Grammar) -> Option<Grammar> {
     if ask.is_raw {
         return None;
     }
-    let special = |text: &str| model.dialect.special_token(text);
-    let Frame { head, rules } = model.dialect.tools?.frame(&special)?;
+    let special = |text: &str| model.text.special_token(text);
+    let Frame { head, rules } = model.text.tools?.frame(&special)?;
     let schema = schema_of(grammar)?;
     Some(Grammar::Lark(format!("start: answer\nanswer: {head} %json {schema}\n{rules}")))
 }
@@ -187,11 +187,11 @@ fn tool_rules(model: &Model, ask: &Ask, tools: &[Tool], choice: &Choice) -> Resu
     {
         return Err(ApiError::field("tool_choice", format!("there is no tool named {name:?}")));
     }
-    let Some(format) = model.dialect.tools else {
+    let Some(format) = model.text.tools else {
         let message = "this model does not say how it calls tools: only `auto` and `none` work";
         return Err(ApiError::field("tool_choice", message));
     };
-    let special = |text: &str| model.dialect.special_token(text);
+    let special = |text: &str| model.text.special_token(text);
     let lark = format.grammar(tools, choice, ask.parallel_tool_calls, &special);
     lark.map_err(|error| ApiError::field("tools", chain(&error)))
 }

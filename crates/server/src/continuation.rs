@@ -30,9 +30,9 @@ pub(crate) async fn continued(
     let (prompt, share) = prepare::prompt(shared, marked(&ask, &mark), share).await?;
     let text = cut(&prompt.text, &mark, begun)?.to_owned();
     drop(prompt);
-    let dialect = &shared.model()?.dialect;
+    let model = shared.model()?;
     let before = text.strip_suffix(begun.trim_start()).unwrap_or_default();
-    let left = dialect.reasoning.as_ref().map(|marks| marks.left_by_answer(before, begun));
+    let left = model.text.reasoning.as_ref().map(|marks| marks.left_by_answer(before, begun));
     ask.begun = left.unwrap_or_default();
     // The template has written the beginning-of-text token already.
     let (tokens, mut share) = prepare::tokens(shared, text, false, share).await?;

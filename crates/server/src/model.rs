@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use engine::{Dialect, Engine, ExpertLoad, Load, Plan};
+use engine::{Engine, ExpertLoad, Load, Plan, SamplingParams};
 use grammar::Grammars;
+use text::ModelText;
 
 use crate::desk::Desk;
 use crate::live::Rates;
@@ -16,7 +17,9 @@ pub(crate) struct Model {
     /// When it was loaded, in seconds since 1970.
     pub(crate) created: u64,
     /// Text to tokens and back.
-    pub(crate) dialect: Arc<Dialect>,
+    pub(crate) text: Arc<ModelText>,
+    /// What the model's makers sample with.
+    pub(crate) defaults: SamplingParams,
     /// What answers may be made to look like.
     pub(crate) grammars: Arc<Grammars>,
     /// Where requests go.

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::{Prompt, Request};
+use engine::Request;
 use serde_json::Value;
-use text::ChatRequest;
 use text::tools::Choice;
+use text::{ChatRequest, Prompt};
 
 use crate::answers::{Answers, Hearing};
 use crate::ask::{Ask, Input, MOST_CHOICES, random};
@@ -83,8 +83,8 @@ pub(crate) async fn begin_all(
         hearings.extend(one.hearings);
     }
     let inlet = model.desk.submit(requests);
-    let (dialect, metrics) = (Arc::clone(&model.dialect), Arc::clone(&shared.metrics));
-    Ok(Answers::new(inlet, hearings, dialect, metrics, (place, share)))
+    let (text, metrics) = (Arc::clone(&model.text), Arc::clone(&shared.metrics));
+    Ok(Answers::new(inlet, hearings, text, metrics, (place, share)))
 }
 
 /// The prompt an ask would have: for counting and showing.
@@ -140,8 +140,8 @@ fn grow_to_encode(
     asker: &Asker,
     held: &mut Held,
 ) -> Result<()> {
-    let length = model.dialect.tokenizer.check_length(text, most);
-    length.map_err(|error| too_long(error.into(), model.facts.context))?;
+    let length = model.text.tokenizer.check_length(text, most);
+    length.map_err(|error| too_long(error, model.facts.context))?;
     let work = text.len().saturating_mul(ENCODE_BYTES);
     let more = work.saturating_sub(held.share.budget().work_bytes());
     let needed = held.size.saturating_add(more);
@@ -158,8 +158,8 @@ fn encoded(
     held: &mut Held,
 ) -> Result<Vec<u32>> {
     grow_to_encode(model, text, most, asker, held)?;
-    let tokens = model.dialect.tokenizer.encode_up_to(text, with_special, most);
-    tokens.map_err(|error| too_long(error.into(), model.facts.context))
+    let tokens = model.text.tokenizer.encode_up_to(text, with_special, most);
+    tokens.map_err(|error| too_long(error, model.facts.context))
 }
 
 /// Takes a share of what preparing needs and the places of preparation do not have.
@@ -253,7 +253,7 @@ fn check_choices(ask: &Ask) -> Result<()> {
 
 fn prepare(model: &Model, mut ask: Ask, asker: &Asker, held: &mut Held) -> Result<Prepared> {
     let seed = ask.sampling.seed.unwrap_or_else(random);
-    let sampling = ask.sampling.over(&model.dialect.defaults, seed, 0);
+    let sampling = ask.sampling.over(&model.defaults, seed, 0);
     sampling.validate()?;
     let vocabulary = model.facts.vocabulary;
     if let Some((token, _)) = ask.sampling.logit_bias.iter().find(|b| b.0 as usize >= vocabulary) {
@@ -271,41 +271,41 @@ fn prepare(model: &Model, mut ask: Ask, asker: &Asker, held: &mut Held) -> Resul
         return Err(context_exceeded(prompt.tokens.len() + 1, context));
     }
     asker.check()?;
-    // Who must not call tools is not listened to for calls.
+    // Where no tool may be called, nothing is read as a call.
     let tools = match ask.tool_choice {
         Choice::None => &[][..],
         _ => &ask.tools[..],
     };
-    let listener = || {
+    let decoder = || {
         let stop = ask.stop.clone();
         if ask.is_raw {
-            model.dialect.plain_listener(stop)
+            model.text.plain_decoder(stop)
         } else {
-            model.dialect.listener(prompt.thinking, stop, tools)
+            model.text.decoder(prompt.thinking, stop, tools)
         }
     };
-    let first = listener();
+    let first = decoder();
     let (field, constraint) = constraint(model, ask, &prompt, &first, &asker.shared)?.unzip();
     let mut constraints = for_choices(constraint, ask.choices, &asker.shared)?.into_iter();
     let max_tokens = ask.max_tokens.unwrap_or(usize::MAX);
     let mut request = |choice: usize| Request {
         prompt: prompt.tokens.clone(),
         max_tokens,
-        stop_tokens: model.dialect.stop_tokens(!tools.is_empty()),
-        sampling: ask.sampling.over(&model.dialect.defaults, seed, choice),
+        stop_tokens: model.text.stop_tokens(!tools.is_empty()),
+        sampling: ask.sampling.over(&model.defaults, seed, choice),
         checkpoints: stable.into_iter().collect(),
         constraint: constraints.next(),
     };
     let requests = (0..ask.choices).map(&mut request).collect();
-    let listeners = std::iter::once(first).chain((1..ask.choices).map(|_| listener()));
-    let hearing = |(choice, listener)| Hearing {
-        listener,
+    let decoders = std::iter::once(first).chain((1..ask.choices).map(|_| decoder()));
+    let hearing = |(choice, decoder)| Hearing {
+        decoder,
         prompt_tokens: prompt.tokens.len(),
         is_first: choice == 0,
         calls_once: !ask.parallel_tool_calls,
         grammar_field: field.map(str::to_owned),
     };
-    let hearings = listeners.enumerate().map(hearing).collect();
+    let hearings = decoders.enumerate().map(hearing).collect();
     let tools = tools.iter().map(|tool| weight::of_value(&tool.parameters));
     let answer = tools.fold(ANSWER_BYTES + 4 * prompt.tokens.len(), usize::saturating_add);
     Ok(Prepared { requests, hearings, kept_bytes: answer.saturating_mul(ask.choices) })
@@ -317,11 +317,9 @@ fn most_counted(model: &Model) -> usize {
 }
 
 /// What is wrong with a prompt, where there is more of it than was allowed.
-fn too_long(error: engine::Error, context: usize) -> ApiError {
+fn too_long(error: text::Error, context: usize) -> ApiError {
     match error {
-        engine::Error::Text(text::Error::TooManyTokens { at_least, .. }) => {
-            context_exceeded(at_least + 1, context)
-        }
+        text::Error::TooManyTokens { at_least, .. } => context_exceeded(at_least + 1, context),
         error => error.into(),
     }
 }
@@ -335,14 +333,14 @@ fn prompt_of(
     asker: &Asker,
     held: &mut Held,
 ) -> Result<(Prompt, Option<usize>)> {
-    let dialect = &model.dialect;
+    let model_text = &model.text;
     let context = model.facts.context;
     match &mut ask.input {
         Input::Chat(messages) => {
             if messages.is_empty() {
                 return Err(ApiError::field("messages", "there are no messages"));
             }
-            if dialect.template.is_none() {
+            if model_text.template.is_none() {
                 let message = "this model has no chat template: use /v1/completions";
                 return Err(ApiError::bad_request("no_chat_template", message));
             }
@@ -360,20 +358,20 @@ fn prompt_of(
             }
             chat.enable_thinking = ask.thinking;
             chat.kwargs = std::mem::take(&mut ask.template_variables);
-            let rendered = match dialect.rendered(&chat) {
+            let rendered = match model_text.rendered(&chat) {
                 // Many templates insist on one system message, in front, and on turns; clients do not.
-                Err(error @ engine::Error::Text(text::Error::TemplateRaised { .. })) => {
+                Err(error @ text::Error::TemplateRaised { .. }) => {
                     chat.messages = Conversation::of_messages(&chat.messages).into_messages();
-                    dialect.rendered(&chat).map_err(|_| error)?
+                    model_text.rendered(&chat).map_err(|_| error)?
                 }
                 rendered => rendered?,
             };
             asker.check()?;
             grow_to_encode(model, &rendered, most, asker, held)?;
-            let prompt = dialect.prompt_of(&chat, rendered, most);
+            let prompt = model_text.prompt_of(&chat, rendered, most);
             let prompt = prompt.map_err(|error| too_long(error, context))?;
             asker.check()?;
-            let stable = dialect.stable_prefix(&chat, &prompt);
+            let stable = model_text.stable_prefix(&chat, &prompt);
             Ok((prompt, Some(stable)))
         }
         Input::Text(text) => {
@@ -390,7 +388,7 @@ fn prompt_of(
                     format!("token {token} does not exist, the vocabulary has {vocabulary}");
                 return Err(ApiError::field("prompt", message));
             }
-            let text = dialect.tokenizer.decode(tokens, false)?;
+            let text = model_text.tokenizer.decode(tokens, false)?;
             Ok((Prompt { text, tokens: std::mem::take(tokens), thinking: ask.begun }, None))
         }
     }

@@ -8,11 +8,12 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use engine::{Dialect, Engine, Plan};
+use engine::{Engine, Plan, SamplingParams};
 use grammar::{Allowance, Grammars};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use text::ModelText;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -70,7 +71,7 @@ pub struct Loaded {
     /// The model itself.
     pub engine: Engine,
     /// Text to tokens and back.
-    pub dialect: Dialect,
+    pub text: ModelText,
     /// Where the memory goes.
     pub plan: Plan,
     /// `model_type` of its config.
@@ -130,7 +131,7 @@ impl Server {
     /// Serves the model until a signal comes, and gives the engine back. `ready` is called when requests are
     /// taken.
     pub fn run(self, loaded: Loaded, ready: impl FnOnce()) -> Result<Engine, StartError> {
-        let Loaded { mut engine, dialect, .. } = loaded;
+        let Loaded { mut engine, text, .. } = loaded;
         let (desk, open_desk, post) = desk::open();
         self.runtime.spawn(post.deliver());
         let facts = facts(
@@ -142,16 +143,17 @@ impl Server {
         );
         let budget = Budget::new(loaded.plan.request_bytes(), turns::PLACES);
         let allowance = Arc::clone(&budget) as Arc<dyn Allowance>;
-        let tokens = dialect.tokenizer.grammar_tokens(facts.vocabulary);
+        let tokens = text.tokenizer.grammar_tokens(facts.vocabulary);
         let grammars =
-            Grammars::new(&tokens, &dialect.eos, allowance).map_err(StartError::Grammars)?;
+            Grammars::new(&tokens, &text.eos, allowance).map_err(StartError::Grammars)?;
         drop(tokens);
         let created =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let model = Model {
             name: loaded.name,
             created,
-            dialect: Arc::new(dialect),
+            defaults: SamplingParams::of_model(&text.generation_config),
+            text: Arc::new(text),
             grammars: Arc::new(grammars),
             desk: desk.clone(),
             plan: loaded.plan,

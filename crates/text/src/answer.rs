@@ -3,10 +3,10 @@
 //! Three filters in a row: the [`ReasoningSplitter`], the [`ToolParser`], the [`StopFilter`]. Stop strings are
 //! looked for in the words alone. What comes out does not depend on how the text was cut.
 
-use crate::tools::{Tool, ToolEvent, ToolFormat, ToolParser};
-use crate::{ReasoningMarkers, ReasoningSplitter, Segment, StopFilter, Thinking};
+use crate::tools::{Tool, ToolFormat, ToolParser};
+use crate::{ReasoningMarkers, ReasoningSplitter, StopFilter, Thinking};
 
-/// A part of an answer.
+/// A piece of an answer: what each filter hands to the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
     /// Thinking.
@@ -74,13 +74,13 @@ impl AnswerParser {
 
     /// Takes the next text and returns what is certain, in order. After a stop nothing more comes.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
-        let segments = match &mut self.splitter {
+        let split = match &mut self.splitter {
             Some(splitter) => splitter.push(text),
             None if text.is_empty() => Vec::new(),
-            None => vec![Segment::Content(text.to_owned())],
+            None => vec![Piece::Content(text.to_owned())],
         };
         let mut pieces = Vec::new();
-        self.take(segments, &mut pieces);
+        self.take(split, &mut pieces);
         pieces
     }
 
@@ -94,34 +94,33 @@ impl AnswerParser {
         self.end(ToolParser::cut)
     }
 
-    fn end(&mut self, tools_end: fn(&mut ToolParser) -> Vec<ToolEvent>) -> Vec<Piece> {
+    fn end(&mut self, tools_end: fn(&mut ToolParser) -> Vec<Piece>) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        let segments = self.splitter.as_mut().map(ReasoningSplitter::finish).unwrap_or_default();
-        self.take(segments, &mut pieces);
-        let events = self.tools.as_mut().map(tools_end).unwrap_or_default();
-        events.into_iter().for_each(|event| self.event(event, &mut pieces));
+        let split = self.splitter.as_mut().map(ReasoningSplitter::finish).unwrap_or_default();
+        self.take(split, &mut pieces);
+        let found = self.tools.as_mut().map(tools_end).unwrap_or_default();
+        found.into_iter().for_each(|piece| self.pass(piece, &mut pieces));
         self.flush(&mut pieces);
         pieces
     }
 
-    fn take(&mut self, segments: Vec<Segment>, pieces: &mut Vec<Piece>) {
-        for segment in segments {
-            match (segment, &mut self.tools) {
-                (Segment::Reasoning(text), _) => self.event(ToolEvent::Reasoning(text), pieces),
-                (Segment::Content(text), Some(tools)) => {
-                    let events = tools.push(&text);
-                    events.into_iter().for_each(|event| self.event(event, pieces));
+    fn take(&mut self, split: Vec<Piece>, pieces: &mut Vec<Piece>) {
+        for piece in split {
+            match (piece, &mut self.tools) {
+                (Piece::Content(text), Some(tools)) => {
+                    let found = tools.push(&text);
+                    found.into_iter().for_each(|piece| self.pass(piece, pieces));
                 }
-                (Segment::Content(text), None) => self.event(ToolEvent::Text(text), pieces),
+                (piece, _) => self.pass(piece, pieces),
             }
         }
     }
 
-    fn event(&mut self, event: ToolEvent, pieces: &mut Vec<Piece>) {
+    fn pass(&mut self, piece: Piece, pieces: &mut Vec<Piece>) {
         if self.stopped.is_some() {
             return;
         }
-        if let ToolEvent::Text(text) = event {
+        if let Piece::Content(text) = piece {
             let passed = self.stop.push(&text);
             if !passed.text.is_empty() {
                 pieces.push(Piece::Content(passed.text));
@@ -131,13 +130,7 @@ impl AnswerParser {
         }
         // What may be the beginning of a stop string ends where the words do.
         self.flush(pieces);
-        pieces.push(match event {
-            ToolEvent::Reasoning(text) => Piece::Reasoning(text),
-            ToolEvent::Text(text) => Piece::Content(text),
-            ToolEvent::Begin { index, id, name } => Piece::ToolBegin { index, id, name },
-            ToolEvent::Arguments { index, json } => Piece::ToolArguments { index, json },
-            ToolEvent::End { index } => Piece::ToolEnd { index },
-        });
+        pieces.push(piece);
     }
 
     fn flush(&mut self, pieces: &mut Vec<Piece>) {

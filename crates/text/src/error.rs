@@ -38,6 +38,9 @@ pub enum Error {
     },
 
     // === Files ===
+    /// A model that cannot be talked to.
+    #[error("the checkpoint has no tokenizer.json")]
+    NoTokenizer,
     /// A JSON file of the model does not parse.
     #[error("{file} is not valid JSON")]
     Json {

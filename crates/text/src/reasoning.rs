@@ -7,16 +7,7 @@
 
 use serde_json::Value;
 
-use crate::ChatRequest;
-
-/// One stretch of output.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Segment {
-    /// Thinking.
-    Reasoning(String),
-    /// The answer.
-    Content(String),
-}
+use crate::{ChatRequest, Piece};
 
 /// The marks a model puts around its thinking.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,7 +164,7 @@ impl ReasoningSplitter {
     }
 
     /// Takes the next text and returns the segments that are certain, in order.
-    pub fn push(&mut self, text: &str) -> Vec<Segment> {
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
         self.held.push_str(text);
         let mut segments = Vec::new();
         loop {
@@ -215,19 +206,19 @@ impl ReasoningSplitter {
     }
 
     /// Ends the answer: what was held back was no marker after all.
-    pub fn finish(&mut self) -> Vec<Segment> {
+    pub fn finish(&mut self) -> Vec<Piece> {
         let mut segments = Vec::new();
         self.emit(&mut segments, String::new());
         segments
     }
 
     /// Emits all that is held and holds `rest` instead.
-    fn emit(&mut self, segments: &mut Vec<Segment>, rest: String) {
+    fn emit(&mut self, segments: &mut Vec<Piece>, rest: String) {
         let text = std::mem::replace(&mut self.held, rest);
         if !text.is_empty() {
             segments.push(match self.state {
-                State::Reasoning => Segment::Reasoning(text),
-                State::Start | State::Content => Segment::Content(text),
+                State::Reasoning => Piece::Reasoning(text),
+                State::Start | State::Content => Piece::Content(text),
             });
         }
     }
@@ -253,17 +244,18 @@ mod tests {
 
     fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
         let mut splitter = ReasoningSplitter::new(&marks(), marks().left_by(prompt));
-        let mut segments: Vec<Segment> =
+        let mut segments: Vec<Piece> =
             pieces.iter().flat_map(|piece| splitter.push(piece)).collect();
         segments.extend(splitter.finish());
         let (mut reasoning, mut content) = (String::new(), String::new());
         for segment in segments {
             match segment {
-                Segment::Reasoning(text) => {
+                Piece::Reasoning(text) => {
                     assert!(content.is_empty(), "thinking after the answer");
                     reasoning.push_str(&text);
                 }
-                Segment::Content(text) => content.push_str(&text),
+                Piece::Content(text) => content.push_str(&text),
+                other => panic!("{other:?}"),
             }
         }
         (reasoning, content)

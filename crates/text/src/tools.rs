@@ -91,36 +91,6 @@ pub enum Choice {
     Named(String),
 }
 
-/// What a stretch of an answer turned out to be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ToolEvent {
-    /// Thinking: only formats that mark it themselves (harmony) tell.
-    Reasoning(String),
-    /// Words of the answer.
-    Text(String),
-    /// A call begins.
-    Begin {
-        /// Which call of the answer, from 0.
-        index: usize,
-        /// The model's own id of the call, where the format has one.
-        id: Option<String>,
-        /// The tool.
-        name: String,
-    },
-    /// More of a call's arguments.
-    Arguments {
-        /// Which call.
-        index: usize,
-        /// The next piece of the JSON text.
-        json: String,
-    },
-    /// A call is complete.
-    End {
-        /// Which call.
-        index: usize,
-    },
-}
-
 /// How a family of models writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToolFormat {

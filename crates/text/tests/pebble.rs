@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use text::{
-    ChatRequest, ChatTemplate, Detokenizer, Error, Message, ReasoningMarkers, ReasoningSplitter,
-    Segment, TemplateFiles, Tokenizer,
+    ChatRequest, ChatTemplate, Detokenizer, Error, Message, Piece, ReasoningMarkers,
+    ReasoningSplitter, TemplateFiles, Tokenizer,
 };
 
 fn root(path: &str) -> String {
@@ -119,8 +119,9 @@ fn an_answer_streams_from_tokens_to_segments() {
     for id in answer {
         for segment in splitter.push(&detokenizer.push(id).unwrap()) {
             match segment {
-                Segment::Reasoning(text) => reasoning.push_str(&text),
-                Segment::Content(text) => content.push_str(&text),
+                Piece::Reasoning(text) => reasoning.push_str(&text),
+                Piece::Content(text) => content.push_str(&text),
+                other => panic!("{other:?}"),
             }
         }
     }

@@ -16,7 +16,8 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
-use text::tools::{Choice, Tool, ToolEvent, ToolFormat};
+use text::Piece;
+use text::tools::{Choice, Tool, ToolFormat};
 use written::{answer, write};
 
 const BYTES: u32 = 256;
@@ -127,13 +128,13 @@ impl Compiled {
         let mut calls: Vec<(String, Value)> = Vec::new();
         for event in events {
             match event {
-                ToolEvent::Begin { name, .. } => calls.push((name, Value::Null)),
-                ToolEvent::Arguments { json, .. } => {
+                Piece::ToolBegin { name, .. } => calls.push((name, Value::Null)),
+                Piece::ToolArguments { json, .. } => {
                     calls.last_mut().expect("a call").1 =
                         serde_json::from_str(&json).expect("JSON");
                 }
-                ToolEvent::Text(words) => panic!("{:?}: words {words:?} in {text}", self.format),
-                ToolEvent::Reasoning(_) | ToolEvent::End { .. } => {}
+                Piece::Content(words) => panic!("{:?}: words {words:?} in {text}", self.format),
+                Piece::Reasoning(_) | Piece::ToolEnd { .. } => {}
             }
         }
         let expect: Vec<(String, Value)> =

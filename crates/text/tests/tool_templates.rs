@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use text::tools::{Tool, ToolEvent, ToolFormat, ToolParser};
+use text::Piece;
+use text::tools::{Tool, ToolFormat, ToolParser};
 use text::{ChatRequest, ChatTemplate, ReasoningMarkers, TemplateFiles};
 
 /// Formats of published templates: what must be found in each.
@@ -110,8 +111,8 @@ fn calls(format: ToolFormat, text: &str) -> Vec<(String, Value)> {
     let events = text.split_inclusive(' ').flat_map(|piece| parser.push(piece)).collect::<Vec<_>>();
     for event in events.into_iter().chain(parser.finish()) {
         match event {
-            ToolEvent::Begin { name, .. } => calls.push((name, String::new())),
-            ToolEvent::Arguments { json, .. } => {
+            Piece::ToolBegin { name, .. } => calls.push((name, String::new())),
+            Piece::ToolArguments { json, .. } => {
                 calls.last_mut().expect("a call").1.push_str(&json);
             }
             _ => {}

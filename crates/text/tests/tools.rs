@@ -9,7 +9,8 @@ mod exercise;
 use exercise::{check_cut_off, check_events, parse, tools};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use text::tools::{ToolEvent, ToolFormat};
+use text::Piece;
+use text::tools::ToolFormat;
 
 /// What is expected of an answer, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,22 +32,22 @@ fn call(name: &str, arguments: Value) -> Part {
     Part::Call(name.to_owned(), None, arguments)
 }
 
-fn parts(events: &[ToolEvent]) -> Vec<Part> {
+fn parts(events: &[Piece]) -> Vec<Part> {
     let mut parts = Vec::new();
     for event in events {
         match event {
-            ToolEvent::Reasoning(text) => parts.push(Part::Think(text.clone())),
-            ToolEvent::Text(text) => parts.push(Part::Say(text.clone())),
-            ToolEvent::Begin { id, name, .. } => {
+            Piece::Reasoning(text) => parts.push(Part::Think(text.clone())),
+            Piece::Content(text) => parts.push(Part::Say(text.clone())),
+            Piece::ToolBegin { id, name, .. } => {
                 parts.push(Part::Call(name.clone(), id.clone(), Value::Null));
             }
-            ToolEvent::Arguments { json, .. } => {
+            Piece::ToolArguments { json, .. } => {
                 let Some(Part::Call(_, _, arguments)) = parts.last_mut() else {
                     panic!("{events:?}")
                 };
                 *arguments = serde_json::from_str(json).expect("JSON");
             }
-            ToolEvent::End { .. } => {}
+            Piece::ToolEnd { .. } => {}
         }
     }
     parts
@@ -399,7 +400,7 @@ fn pythonic() {
 fn without_tools_markers_are_words() {
     for format in ToolFormat::ALL.into_iter().filter(|format| *format != ToolFormat::Harmony) {
         let events = parse(format, &[], QWEN, &[5, 20]);
-        assert_eq!(events, [ToolEvent::Text(QWEN.to_owned())], "{format:?}");
+        assert_eq!(events, [Piece::Content(QWEN.to_owned())], "{format:?}");
     }
     let events = parse(
         ToolFormat::Harmony,
@@ -407,7 +408,7 @@ fn without_tools_markers_are_words() {
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
         &[],
     );
-    assert_eq!(events, [ToolEvent::Reasoning("a".to_owned()), ToolEvent::Text("b".to_owned())]);
+    assert_eq!(events, [Piece::Reasoning("a".to_owned()), Piece::Content("b".to_owned())]);
 }
 
 /// Pieces that answers are made of, beside the markers of a format.

@@ -230,7 +230,7 @@ impl Chat {
         let matches = command.try_get_matches_from_mut(typed);
         let matches = matches.map_err(|error| anyhow::anyhow!(first_line(&error)))?;
         changed.update_from_arg_matches(&matches)?;
-        changed.over(&self.speaker.dialect.defaults).validate()?;
+        changed.over(&self.speaker.defaults).validate()?;
         if name == "thinking" {
             changed.no_thinking = false;
         }

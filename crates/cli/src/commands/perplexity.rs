@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use engine::Dialect;
 use workbench::perplexity::{Reader, measure};
 
 use crate::args::PerplexityArgs;
@@ -15,8 +14,8 @@ pub(crate) fn run(args: &PerplexityArgs, invocation: &Invocation) -> Result<()> 
     let text = std::fs::read_to_string(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
     let model = invocation.open(&args.model)?;
-    let dialect = Dialect::open(&model.checkpoint)?;
-    let tokens = dialect.tokenizer.encode(&text, false)?;
+    let model_text = engine::open_text(&model.checkpoint)?;
+    let tokens = model_text.tokenizer.encode(&text, false)?;
     if tokens.len() < 2 {
         let (file, count) = (args.file.display(), tokens.len());
         let message = format!("{file} has {count} token(s); there is nothing to predict");

@@ -9,7 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::Result;
-use engine::{Dialect, PlanRequest, Speculation};
+use engine::{PlanRequest, Speculation};
 use serde_json::json;
 use server::{Loaded, Options, Server};
 
@@ -32,14 +32,14 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     }
     let model = invocation.open(&args.model)?;
     // First what is quick and may fail.
-    let mut dialect = Dialect::open(&model.checkpoint)?;
+    let mut text = engine::open_text(&model.checkpoint)?;
     let request = PlanRequest {
         sequences: Some(service.parallel),
         serving: true,
         ..invocation.plan_request()
     };
     let pair = invocation.plan_pair(&model, &request)?;
-    dialect.set_context(pair.plan.context);
+    text.set_context(pair.plan.context);
     let server = Server::start(options(service)).map_err(|error| listen_advice(error, service))?;
     let address = server.address();
     let tell = |line: &str| say!("{}", invocation.console.paint(Tone::Dim, line));
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     let engine = invocation.load_with(&model, pair, speculation)?;
     let loaded = Loaded {
         name: model.name.clone(),
-        dialect,
+        text,
         plan,
         model_type: model.spec.model_type.clone(),
         parameters: model.spec.parameters().0,

@@ -5,9 +5,10 @@ use std::io::Write;
 
 use anyhow::Result;
 use checkpoint::{Encoding, Projection};
-use engine::Dialect;
+use engine::SamplingParams;
 use model::{DecoderSpec, LinearSpec, MixerSpec};
 use serde::Serialize;
+use text::ModelText;
 
 use crate::args::ShowArgs;
 use crate::console::{Align, print_json, table};
@@ -69,16 +70,13 @@ fn facts(model: &OpenModel) -> Facts {
     let is_attention = |mixer: &MixerSpec| matches!(mixer, MixerSpec::Attention(_));
     let attention_layers = spec.layers.iter().filter(|layer| is_attention(&layer.mixer)).count();
     let moe = spec.moe_layers().next().map(|(_, moe)| moe);
-    let (dialect, text_error) = match Dialect::open(&model.checkpoint) {
-        Ok(dialect) => (Some(dialect), None),
+    let (text, text_error) = match engine::open_text(&model.checkpoint) {
+        Ok(text) => (Some(text), None),
         // With its causes: they say whether a file is missing, broken or could not be opened.
         Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
     };
-    let end_tokens = dialect.iter().flat_map(|dialect| {
-        dialect
-            .eos
-            .iter()
-            .map(|&id| dialect.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string()))
+    let end_tokens = text.iter().flat_map(|text| {
+        text.eos.iter().map(|&id| text.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string()))
     });
     Facts {
         name: model.name.clone(),
@@ -99,10 +97,10 @@ fn facts(model: &OpenModel) -> Facts {
         context: spec.context,
         vocabulary: spec.vocab,
         weights: weight_kinds(spec),
-        tokenizer: dialect.as_ref().map(|dialect| dialect.tokenizer.vocab_size()),
-        chat_template: dialect.as_ref().is_some_and(|dialect| dialect.template.is_some()),
+        tokenizer: text.as_ref().map(|text| text.tokenizer.vocab_size()),
+        chat_template: text.as_ref().is_some_and(|text| text.template.is_some()),
         end_tokens: end_tokens.collect(),
-        sampling: dialect.as_ref().map(sampling).unwrap_or_default(),
+        sampling: text.as_ref().map(sampling).unwrap_or_default(),
         text_error,
         warnings: warning_lines(&model.checkpoint.warnings()),
     }
@@ -142,8 +140,9 @@ pub(crate) fn main_encoding(spec: &DecoderSpec) -> String {
 }
 
 /// What the model's makers sample with, where it is not the plain distribution.
-fn sampling(dialect: &Dialect) -> BTreeMap<&'static str, f64> {
-    let (own, plain) = (&dialect.defaults, engine::SamplingParams::default());
+fn sampling(text: &ModelText) -> BTreeMap<&'static str, f64> {
+    let (own, plain) =
+        (&SamplingParams::of_model(&text.generation_config), SamplingParams::default());
     let pairs = [
         ("temperature", own.temperature, plain.temperature),
         ("top-p", own.top_p, plain.top_p),

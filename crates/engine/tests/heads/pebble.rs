@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{Dialect, HeadOptions, Options, Runner};
+use engine::{HeadOptions, Options, Runner};
 use model::{DecoderSpec, HeadSpec, Logits};
 use serde_json::Value;
-use text::ChatRequest;
+use text::{ChatRequest, ModelText};
 
 use crate::rig::{Rig, argmax};
 
@@ -20,7 +20,7 @@ pub(crate) fn root() -> PathBuf {
 }
 
 /// Some prompts of one task.
-fn prompts(dialect: &Dialect, task: &str, count: usize) -> Vec<Vec<u32>> {
+fn prompts(text: &ModelText, task: &str, count: usize) -> Vec<Vec<u32>> {
     let path = root().join("testdata/pebble/eval.json");
     let evaluation: Value =
         serde_json::from_slice(&std::fs::read(path).expect("eval.json")).expect("JSON");
@@ -29,7 +29,7 @@ fn prompts(dialect: &Dialect, task: &str, count: usize) -> Vec<Vec<u32>> {
         let mut request = ChatRequest::new(item["messages"].as_array().expect("messages").clone());
         request.tools = item["tools"].as_array().cloned().unwrap_or_default();
         request.enable_thinking = item["enable_thinking"].as_bool();
-        dialect.prompt(&request).expect("prompt").tokens
+        text.prompt(&request).expect("prompt").tokens
     };
     items.filter(|item| item["task"] == task).take(count).map(prompt).collect()
 }
@@ -49,10 +49,10 @@ fn answer(runner: &mut Runner, prompt: &[u32], stop: &BTreeSet<u32>) -> Vec<u32>
 }
 
 /// Tokens that stay of each draft on average, and how often the first does.
-fn acceptance(rig: &mut Rig, dialect: &Dialect, task: &str, count: usize) -> (f64, f64) {
+fn acceptance(rig: &mut Rig, text: &ModelText, task: &str, count: usize) -> (f64, f64) {
     let (mut rounds, mut stayed, mut first) = (0.0, 0.0, 0.0);
-    for prompt in prompts(dialect, task, 2) {
-        let said = answer(&mut rig.runner, &prompt, &dialect.eos);
+    for prompt in prompts(text, task, 2) {
+        let said = answer(&mut rig.runner, &prompt, &text.eos);
         let mut track = rig.track();
         rig.feed(&mut track, &prompt, &[]);
         let mut at = 0;
@@ -73,12 +73,12 @@ fn acceptance(rig: &mut Rig, dialect: &Dialect, task: &str, count: usize) -> (f6
 pub(crate) fn pebble(
     options: &Options,
     head: impl Fn(&Checkpoint, &DecoderSpec) -> HeadOptions,
-) -> (Rig, Dialect) {
+) -> (Rig, ModelText) {
     let target = Checkpoint::open(&root().join("models/pebble")).expect("pebble");
     let spec = model::arch::spec(&target).expect("a spec");
-    let dialect = Dialect::open(&target).expect("a dialect");
+    let text = engine::open_text(&target).expect("text");
     let head = head(&target, &spec);
-    (Rig::new(target, head, options), dialect)
+    (Rig::new(target, head, options), text)
 }
 
 pub(crate) fn dflash(_target: &Checkpoint, spec: &DecoderSpec) -> HeadOptions {
@@ -98,18 +98,18 @@ fn options() -> Options {
 
 #[test]
 fn pebbles_dflash_draft_guesses_what_pebble_says() {
-    let (mut rig, dialect) = pebble(&options(), dflash);
+    let (mut rig, text) = pebble(&options(), dflash);
     for (task, least) in [("story_ask", 4.0), ("recall_256", 4.0), ("code", 4.0)] {
-        let (stayed, _) = acceptance(&mut rig, &dialect, task, 15);
+        let (stayed, _) = acceptance(&mut rig, &text, task, 15);
         assert!(stayed >= least, "{task}: {stayed:.2}");
     }
 }
 
 #[test]
 fn pebbles_mtp_head_guesses_what_pebble_says() {
-    let (mut rig, dialect) = pebble(&options(), mtp);
+    let (mut rig, text) = pebble(&options(), mtp);
     for task in ["story_ask", "recall_256", "code"] {
-        let (_, first) = acceptance(&mut rig, &dialect, task, 3);
+        let (_, first) = acceptance(&mut rig, &text, task, 3);
         assert!(first >= 0.85, "{task}: {first:.2}");
     }
 }

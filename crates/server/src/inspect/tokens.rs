@@ -28,7 +28,7 @@ pub(crate) async fn tokenize(
     let tokens = prepare::tokens(&shared, text, add_special, share).await;
     let (tokens, share) = tokens.map_err(|error| error.renamed("messages", "content"))?;
     prepare::in_turn(&shared, size, move || {
-        let tokenizer = &model.dialect.tokenizer;
+        let tokenizer = &model.text.tokenizer;
         // As text, piece by piece: values would take some hundred bytes for each.
         let mut answer = String::from("{\"tokens\":[");
         for (index, &id) in tokens.iter().enumerate() {
@@ -57,7 +57,7 @@ pub(crate) async fn detokenize(
     let vocabulary = model.facts.vocabulary;
     let (tokens, share) = posted.read(|body| token_list(&Fields::of_body(body)?, vocabulary))?;
     let answer = prepare::in_turn(&shared, share.bytes(), move || {
-        let decoded = model.dialect.tokenizer.decode(&tokens, false);
+        let decoded = model.text.tokenizer.decode(&tokens, false);
         drop(share);
         decoded.map_err(|error| of_field("tokens", &error))
     });

@@ -122,19 +122,19 @@ fn details(facts: &Facts) -> Value {
 }
 
 fn shown(model: &Model) -> Value {
-    let (facts, dialect) = (&model.facts, &model.dialect);
+    let (facts, text) = (&model.facts, &model.text);
     let mut capabilities = vec!["completion"];
-    if dialect.tools.is_some() {
+    if text.tools.is_some() {
         capabilities.push("tools");
     }
-    let template = dialect.template.as_ref().map_or("", |template| template.source());
+    let template = text.template.as_ref().map_or("", |template| template.source());
     if thinks(template) {
         capabilities.push("thinking");
     }
     json!({
         "modelfile": "",
         "license": "",
-        "parameters": parameters(&dialect.defaults),
+        "parameters": parameters(&model.defaults),
         "template": template,
         "details": details(facts),
         "model_info": model_info(facts),

@@ -52,7 +52,7 @@ pub(crate) async fn complete(
     let model = shared.model()?;
     // They were judged above, so that these are tokens of the model and not too many.
     let echoed = echoed.into_iter().map(|input| match input {
-        Input::Tokens(tokens) => Ok(model.dialect.tokenizer.decode(&tokens, false)?),
+        Input::Tokens(tokens) => Ok(model.text.tokenizer.decode(&tokens, false)?),
         Input::Text(text) => Ok(text),
         Input::Chat(_) => Ok(String::new()),
     });

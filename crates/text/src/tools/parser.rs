@@ -6,9 +6,10 @@
 
 use super::scan::{Next, Scan, next, scan};
 use super::{
-    Tool, ToolEvent, ToolFormat, deepseek, gemma4, glm, harmony, hermes, invoke, kimi, llama3,
-    mistral, pythonic, qwen_xml,
+    Tool, ToolFormat, deepseek, gemma4, glm, harmony, hermes, invoke, kimi, llama3, mistral,
+    pythonic, qwen_xml,
 };
+use crate::Piece;
 
 /// Calls one answer may make; what looks like one after that is text.
 const CALL_LIMIT: usize = 1024;
@@ -53,7 +54,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Calls {
     tools: Vec<Tool>,
-    events: Vec<ToolEvent>,
+    events: Vec<Piece>,
     count: usize,
     /// Which of `tools` the open call is of.
     open: Option<usize>,
@@ -75,7 +76,7 @@ impl Calls {
         assert!(self.open.is_none(), "a call begins inside another");
         (self.open, self.has_arguments, self.touched) = (Some(tool), false, true);
         let (id, name) = (id.map(str::to_owned), name.to_owned());
-        self.events.push(ToolEvent::Begin { index: self.count, id, name });
+        self.events.push(Piece::ToolBegin { index: self.count, id, name });
         true
     }
 
@@ -91,10 +92,10 @@ impl Calls {
         }
         assert!(self.open.is_some(), "arguments outside of a call");
         (self.has_arguments, self.touched) = (true, true);
-        if let Some(ToolEvent::Arguments { json: before, .. }) = self.events.last_mut() {
+        if let Some(Piece::ToolArguments { json: before, .. }) = self.events.last_mut() {
             before.push_str(json);
         } else {
-            self.events.push(ToolEvent::Arguments { index: self.count, json: json.to_owned() });
+            self.events.push(Piece::ToolArguments { index: self.count, json: json.to_owned() });
         }
     }
 
@@ -103,7 +104,7 @@ impl Calls {
         if !self.has_arguments {
             self.arguments("{}");
         }
-        self.events.push(ToolEvent::End { index: self.count });
+        self.events.push(Piece::ToolEnd { index: self.count });
         self.count += 1;
         (self.open, self.touched) = (None, true);
     }
@@ -118,10 +119,10 @@ impl Calls {
         if text.is_empty() {
             return;
         }
-        if let Some(ToolEvent::Text(before)) = self.events.last_mut() {
+        if let Some(Piece::Content(before)) = self.events.last_mut() {
             before.push_str(text);
         } else {
-            self.events.push(ToolEvent::Text(text.to_owned()));
+            self.events.push(Piece::Content(text.to_owned()));
         }
     }
 
@@ -130,10 +131,10 @@ impl Calls {
         if text.is_empty() {
             return;
         }
-        if let Some(ToolEvent::Reasoning(before)) = self.events.last_mut() {
+        if let Some(Piece::Reasoning(before)) = self.events.last_mut() {
             before.push_str(text);
         } else {
-            self.events.push(ToolEvent::Reasoning(text.to_owned()));
+            self.events.push(Piece::Reasoning(text.to_owned()));
         }
     }
 }
@@ -188,14 +189,14 @@ impl ToolParser {
     }
 
     /// Takes the next text and returns what is certain, in order.
-    pub fn push(&mut self, text: &str) -> Vec<ToolEvent> {
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
         self.held.push_str(text);
         self.advance(false);
         std::mem::take(&mut self.calls.events)
     }
 
     /// Ends an answer that the model has ended: an open call is completed, what was held back comes out.
-    pub fn finish(&mut self) -> Vec<ToolEvent> {
+    pub fn finish(&mut self) -> Vec<Piece> {
         self.advance(true);
         if self.is_inside {
             self.finish_block();
@@ -206,7 +207,7 @@ impl ToolParser {
 
     /// Ends an answer that was cut off: words that were held back come out. Half a value is none, so an open call stays open, and
     /// what might have become a call is nothing.
-    pub fn cut(&mut self) -> Vec<ToolEvent> {
+    pub fn cut(&mut self) -> Vec<Piece> {
         let is_always_open = self.reader.as_ref().is_some_and(|reader| reader.is_always_open());
         if !self.is_inside || (is_always_open && !self.calls.is_open()) {
             return self.finish();

@@ -3,7 +3,8 @@
 //! Shared by the ordinary tests and by the fuzz target.
 
 use serde_json::{Value, json};
-use text::tools::{Tool, ToolEvent, ToolFormat, ToolParser};
+use text::Piece;
+use text::tools::{Tool, ToolFormat, ToolParser};
 
 /// Tools with arguments of every type.
 pub fn tools() -> Vec<Tool> {
@@ -30,7 +31,7 @@ pub fn tools() -> Vec<Tool> {
 }
 
 /// Parses `text` cut at these bytes.
-pub fn parse(format: ToolFormat, tools: &[Tool], text: &str, cuts: &[usize]) -> Vec<ToolEvent> {
+pub fn parse(format: ToolFormat, tools: &[Tool], text: &str, cuts: &[usize]) -> Vec<Piece> {
     let mut cuts: Vec<usize> = cuts
         .iter()
         .copied()
@@ -39,24 +40,24 @@ pub fn parse(format: ToolFormat, tools: &[Tool], text: &str, cuts: &[usize]) -> 
     cuts.extend([0, text.len()]);
     cuts.sort_unstable();
     let mut parser = ToolParser::new(format, tools);
-    let mut events: Vec<ToolEvent> =
+    let mut events: Vec<Piece> =
         cuts.windows(2).flat_map(|pair| parser.push(&text[pair[0]..pair[1]])).collect();
     events.extend(parser.finish());
     merge(events)
 }
 
 /// Joins neighbours of a kind.
-pub fn merge(events: Vec<ToolEvent>) -> Vec<ToolEvent> {
-    let mut merged: Vec<ToolEvent> = Vec::new();
+pub fn merge(events: Vec<Piece>) -> Vec<Piece> {
+    let mut merged: Vec<Piece> = Vec::new();
     for event in events {
         match (merged.last_mut(), &event) {
-            (Some(ToolEvent::Text(before)), ToolEvent::Text(text)) => before.push_str(text),
-            (Some(ToolEvent::Reasoning(before)), ToolEvent::Reasoning(text)) => {
+            (Some(Piece::Content(before)), Piece::Content(text)) => before.push_str(text),
+            (Some(Piece::Reasoning(before)), Piece::Reasoning(text)) => {
                 before.push_str(text);
             }
             (
-                Some(ToolEvent::Arguments { json: before, index: one }),
-                ToolEvent::Arguments { json, index: other },
+                Some(Piece::ToolArguments { json: before, index: one }),
+                Piece::ToolArguments { json, index: other },
             ) if one == other => before.push_str(json),
             _ => merged.push(event),
         }
@@ -65,20 +66,20 @@ pub fn merge(events: Vec<ToolEvent>) -> Vec<ToolEvent> {
 }
 
 /// What must hold of the events of any text: whole calls in order, arguments that are objects, nothing lost.
-pub fn check_events(format: ToolFormat, text: &str, events: &[ToolEvent]) {
+pub fn check_events(format: ToolFormat, text: &str, events: &[Piece]) {
     let mut open: Option<(usize, String)> = None;
     let mut count = 0;
     let mut words = String::new();
     for event in events {
         match event {
-            ToolEvent::Text(text) => {
+            Piece::Content(text) => {
                 assert!(open.is_none(), "words inside a call: {events:?}");
                 words.push_str(text);
             }
-            ToolEvent::Reasoning(_) => {
+            Piece::Reasoning(_) => {
                 assert!(open.is_none(), "thinking inside a call: {events:?}");
             }
-            ToolEvent::Begin { index, name, .. } => {
+            Piece::ToolBegin { index, name, .. } => {
                 assert!(open.is_none() && *index == count, "calls out of order: {events:?}");
                 assert!(
                     tools().iter().any(|tool| tool.name == *name),
@@ -86,12 +87,12 @@ pub fn check_events(format: ToolFormat, text: &str, events: &[ToolEvent]) {
                 );
                 open = Some((*index, String::new()));
             }
-            ToolEvent::Arguments { index, json } => {
+            Piece::ToolArguments { index, json } => {
                 let (current, arguments) = open.as_mut().expect("arguments of an open call");
                 assert_eq!(current, index);
                 arguments.push_str(json);
             }
-            ToolEvent::End { index } => {
+            Piece::ToolEnd { index } => {
                 let (current, arguments) = open.take().expect("the end of an open call");
                 assert_eq!(current, *index);
                 let value: Value = serde_json::from_str(&arguments)
@@ -108,26 +109,19 @@ pub fn check_events(format: ToolFormat, text: &str, events: &[ToolEvent]) {
 }
 
 /// What must hold where an answer is cut off: all that was said of calls is how the whole answer says it, up to there.
-pub fn check_cut_off(
-    format: ToolFormat,
-    tools: &[Tool],
-    text: &str,
-    at: usize,
-    whole: &[ToolEvent],
-) {
+pub fn check_cut_off(format: ToolFormat, tools: &[Tool], text: &str, at: usize, whole: &[Piece]) {
     let mut parser = ToolParser::new(format, tools);
     let mut events = parser.push(&text[..at]);
     events.extend(parser.cut());
-    let is_of_call =
-        |event: &&ToolEvent| !matches!(event, ToolEvent::Text(_) | ToolEvent::Reasoning(_));
+    let is_of_call = |event: &&Piece| !matches!(event, Piece::Content(_) | Piece::Reasoning(_));
     let mut whole = whole.iter().filter(is_of_call);
     let events = merge(events);
     for event in events.iter().filter(is_of_call) {
         let of_whole = whole.next();
         let is_begun = match (event, of_whole) {
             (
-                ToolEvent::Arguments { json, index },
-                Some(ToolEvent::Arguments { json: all, index: same }),
+                Piece::ToolArguments { json, index },
+                Some(Piece::ToolArguments { json: all, index: same }),
             ) => index == same && all.starts_with(json.as_str()),
             _ => false,
         };

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use checkpoint::Checkpoint;
 use engine::{
-    Dialect, Engine, Event, LOG_HEADER, Oracle, Request, SamplingParams, Speculation,
-    SpeculationReport, Usage,
+    Engine, Event, LOG_HEADER, Oracle, Request, SamplingParams, Speculation, SpeculationReport,
+    Usage,
 };
 use machine::facts::Facts;
 use serde::Serialize;
@@ -107,16 +107,16 @@ pub fn noise(vocab: usize, prompt_tokens: usize, max_tokens: usize) -> Vec<Reque
 pub fn questions(path: &Path, checkpoint: &Checkpoint, max_tokens: usize) -> Result<Vec<Request>> {
     let read = std::fs::read_to_string(path);
     let text = read.map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    let dialect = Dialect::open(checkpoint)?;
+    let model_text = engine::open_text(checkpoint)?;
     let mut requests = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let message = serde_json::json!({"role": "user", "content": line});
         let mut chat = ChatRequest::new([message]);
         chat.enable_thinking = Some(false);
         requests.push(Request {
-            prompt: dialect.prompt(&chat)?.tokens,
+            prompt: model_text.prompt(&chat).map_err(engine::Error::from)?.tokens,
             max_tokens,
-            stop_tokens: dialect.eos.clone(),
+            stop_tokens: model_text.eos.clone(),
             sampling: SamplingParams::greedy(),
             ..Request::default()
         });

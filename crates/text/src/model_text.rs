@@ -1,19 +1,17 @@
-//! How a model speaks: tokenizer, chat template, end tokens, and what its makers sample with.
+//! Everything between text and tokens of one model: tokenizer, chat template, end tokens, formats of thinking and calls.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use checkpoint::Checkpoint;
 use serde_json::Value;
-use text::tools::{Tool, ToolFormat};
-use text::{
-    AnswerParser, ChatRequest, ChatTemplate, Detokenizer, Piece, ReasoningMarkers, TemplateFiles,
-    Thinking, Tokenizer, eos_ids,
+
+use crate::tools::{Tool, ToolFormat};
+use crate::{
+    AnswerParser, ChatRequest, ChatTemplate, Detokenizer, Error, Piece, ReasoningMarkers, Result,
+    TemplateFiles, Thinking, Tokenizer, eos_ids,
 };
 
-use crate::{Error, FinishReason, Result, SamplingParams};
-
-/// The files that say how a model speaks, its tokenizer excepted.
+/// The files that describe a model's text, its tokenizer excepted.
 const SIDE_FILES: [&str; 5] = [
     "config.json",
     "generation_config.json",
@@ -27,15 +25,15 @@ const CONTEXT_LIMIT_TOKENS: usize = 1 << 20;
 
 /// Everything between text and tokens of one model.
 #[derive(Debug)]
-pub struct Dialect {
+pub struct ModelText {
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
     /// Messages to text, if the model has a chat template.
     pub template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub eos: BTreeSet<u32>,
-    /// From `generation_config.json`.
-    pub defaults: SamplingParams,
+    /// `generation_config.json`; null if there is none.
+    pub generation_config: Value,
     /// How the model writes tool calls, if that is known.
     pub tools: Option<ToolFormat>,
     /// The marks around thinking; `None` where the format of tool calls marks it itself.
@@ -59,23 +57,29 @@ pub struct Prompt {
 
 /// New parts of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct Decoded {
     /// In order.
     pub pieces: Vec<Piece>,
     /// A stop string came: nothing more will.
     pub stopped: bool,
 }
 
-impl Dialect {
-    /// Reads the side files of a checkpoint.
-    pub fn open(checkpoint: &Checkpoint) -> Result<Dialect> {
-        let tokenizer = checkpoint.read_file("tokenizer.json")?.ok_or(Error::NoTokenizer)?;
-        let tokenizer = Tokenizer::from_bytes(&tokenizer)?;
-        // Whatever keeps one of them from being read is told: a model without its template speaks another language.
+impl ModelText {
+    /// Reads the files of a model, through a function that gives the contents of one, if it is there.
+    pub fn open<E: From<Error>>(
+        read_file: impl Fn(&str) -> std::result::Result<Option<Vec<u8>>, E>,
+    ) -> std::result::Result<ModelText, E> {
+        let tokenizer = read_file("tokenizer.json")?.ok_or(Error::NoTokenizer)?;
+        // Whatever keeps one of them from being read is an error: without its template a model answers badly.
         let mut side_files = BTreeMap::new();
         for name in SIDE_FILES {
-            side_files.extend(checkpoint.read_file(name)?.map(|bytes| (name, bytes)));
+            side_files.extend(read_file(name)?.map(|bytes| (name, bytes)));
         }
+        Ok(ModelText::of_files(&tokenizer, &side_files)?)
+    }
+
+    fn of_files(tokenizer: &[u8], side_files: &BTreeMap<&str, Vec<u8>>) -> Result<ModelText> {
+        let tokenizer = Tokenizer::from_bytes(tokenizer)?;
         let read = |name: &str| side_files.get(name).cloned();
         let files = TemplateFiles::find(read)?;
         let mut template = files.as_ref().map(ChatTemplate::from_files).transpose()?;
@@ -99,11 +103,11 @@ impl Dialect {
         let knows_thinking = reasoning.as_ref().is_some_and(|marks| source.contains(&marks.close));
         let config = read("generation_config.json");
         let config = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        Ok(Dialect {
+        Ok(ModelText {
             tokenizer,
             template,
             eos,
-            defaults: defaults(config.as_ref()),
+            generation_config: config.unwrap_or_default(),
             tools: ToolFormat::detect(&source, model_type),
             reasoning,
             can_switch_thinking: source.contains("enable_thinking"),
@@ -145,11 +149,11 @@ impl Dialect {
 
     /// A template writes its own beginning-of-text token; plain text needs the tokenizer's.
     fn encoded(&self, text: &str, most: usize) -> Result<Vec<u32>> {
-        Ok(self.tokenizer.encode_up_to(text, self.template.is_none(), most)?)
+        self.tokenizer.encode_up_to(text, self.template.is_none(), most)
     }
 
-    /// How a prompt leaves thinking: as its template does. Marks that messages write open nothing, or whoever reads a
-    /// file with `<think>` in it would get no answer.
+    /// How a prompt leaves thinking: as its template does. Marks that messages write open nothing, or a conversation
+    /// about a file with `<think>` in it would get no answer.
     fn thinking_left(&self, request: &ChatRequest, text: &str) -> Thinking {
         let (Some(marks), Some(_)) = (&self.reasoning, &self.template) else {
             return Thinking::Closed;
@@ -158,7 +162,7 @@ impl Dialect {
         marks.left_by(broken.as_deref().unwrap_or(text))
     }
 
-    /// The same request with thinking switched on where tools need it and nobody said anything.
+    /// The same request with thinking switched on where tools need it and the request does not say.
     fn with_thinking<'a>(&self, request: &'a ChatRequest) -> Cow<'a, ChatRequest> {
         let said =
             request.enable_thinking.is_some() || request.kwargs.contains_key("enable_thinking");
@@ -210,7 +214,7 @@ impl Dialect {
 
     /// Turns the tokens of an answer to a prompt that leaves thinking so into thinking, words and calls of `tools`,
     /// piece by piece. It owns what it needs, for a thread of its own.
-    pub fn listener(&self, thinking: Thinking, stops: Vec<String>, tools: &[Tool]) -> Listener {
+    pub fn decoder(&self, thinking: Thinking, stops: Vec<String>, tools: &[Tool]) -> AnswerDecoder {
         let format =
             self.tools.filter(|&format| !tools.is_empty() || format == ToolFormat::Harmony);
         let reasoning =
@@ -222,7 +226,7 @@ impl Dialect {
             .flat_map(|marker| self.tokenizer.encode(marker, false).unwrap_or_default())
             .filter(|&id| self.tokenizer.is_special(id))
             .collect();
-        Listener {
+        AnswerDecoder {
             detokenizer: Detokenizer::new(&self.tokenizer).keep(kept),
             parser: AnswerParser::new(
                 thinking,
@@ -234,62 +238,36 @@ impl Dialect {
     }
 
     /// Turns the tokens of a text that goes on as it is into words, and nothing but words.
-    pub fn plain_listener(&self, stops: Vec<String>) -> Listener {
-        Listener {
+    pub fn plain_decoder(&self, stops: Vec<String>) -> AnswerDecoder {
+        AnswerDecoder {
             detokenizer: Detokenizer::new(&self.tokenizer),
             parser: AnswerParser::new(Thinking::Closed, None, None, stops),
         }
     }
 }
 
-fn defaults(config: Option<&Value>) -> SamplingParams {
-    let mut params = SamplingParams::default();
-    let Some(config) = config else { return params };
-    let number = |key: &str| config[key].as_f64().map(|value| value as f32);
-    if config["do_sample"].as_bool() == Some(false) {
-        params.temperature = 0.0;
-    } else if let Some(temperature) = number("temperature") {
-        params.temperature = temperature;
-    }
-    if let Some(top_p) = number("top_p") {
-        params.top_p = top_p;
-    }
-    if let Some(top_k) = config["top_k"].as_u64() {
-        params.top_k = top_k as usize;
-    }
-    if let Some(min_p) = number("min_p") {
-        params.min_p = min_p;
-    }
-    if let Some(penalty) = number("repetition_penalty") {
-        params.repetition_penalty = penalty;
-    }
-    // A file may say anything; what makes no sense is not taken over.
-    if params.validate().is_ok() { params } else { SamplingParams::default() }
-}
-
 /// One answer as it arrives.
 #[derive(Debug)]
-pub struct Listener {
+pub struct AnswerDecoder {
     detokenizer: Detokenizer,
     parser: AnswerParser,
 }
 
-impl Listener {
+impl AnswerDecoder {
     /// Takes the next token and returns what is certain.
-    pub fn push(&mut self, token: u32) -> Result<Heard> {
+    pub fn push(&mut self, token: u32) -> Result<Decoded> {
         let text = self.detokenizer.push(token)?;
         let pieces = self.parser.push(&text);
-        Ok(self.heard(pieces))
+        Ok(self.decoded(pieces))
     }
 
-    /// Ends the answer and returns what was held back. Unless the model has ended it, an open call of a tool stays open,
-    /// and half a character is left out.
-    pub fn finish(&mut self, reason: FinishReason) -> Result<Heard> {
-        let is_whole = reason == FinishReason::Stop;
+    /// Ends the answer and returns what was held back. Unless it is whole, ended by the model itself, an open call of a
+    /// tool stays open, and half a character is left out.
+    pub fn finish(&mut self, is_whole: bool) -> Result<Decoded> {
         let text = if is_whole { self.detokenizer.finish() } else { self.detokenizer.cut() }?;
         let mut pieces = self.parser.push(&text);
         pieces.extend(if is_whole { self.parser.finish() } else { self.parser.cut() });
-        Ok(self.heard(pieces))
+        Ok(self.decoded(pieces))
     }
 
     /// Whether the next token would be thinking, as far as marks around thinking tell.
@@ -302,20 +280,19 @@ impl Listener {
         self.parser.stopped()
     }
 
-    fn heard(&self, pieces: Vec<Piece>) -> Heard {
-        Heard { pieces, stopped: self.parser.stopped().is_some() }
+    fn decoded(&self, pieces: Vec<Piece>) -> Decoded {
+        Decoded { pieces, stopped: self.parser.stopped().is_some() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::tests::pebble_file;
     use serde_json::json;
-    use std::path::Path;
 
-    fn pebble() -> Dialect {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pebble");
-        Dialect::open(&Checkpoint::open(&folder).expect("pebble")).expect("a dialect")
+    fn pebble() -> ModelText {
+        ModelText::open(|name| Ok::<_, Error>(pebble_file(name))).expect("Pebble's text")
     }
 
     fn weather() -> Tool {
@@ -324,24 +301,24 @@ mod tests {
         Tool { name: "weather".to_owned(), description: None, parameters, is_strict: false }
     }
 
-    fn hear(listener: &mut Listener, tokens: &[u32]) -> Vec<Piece> {
+    fn decode(decoder: &mut AnswerDecoder, tokens: &[u32]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for &token in tokens {
-            pieces.extend(listener.push(token).expect("text").pieces);
+            pieces.extend(decoder.push(token).expect("text").pieces);
         }
-        pieces.extend(listener.finish(FinishReason::Stop).expect("text").pieces);
+        pieces.extend(decoder.finish(true).expect("text").pieces);
         pieces
     }
 
     #[test]
     fn pebble_is_known_by_its_template() {
-        let dialect = pebble();
-        assert_eq!(dialect.tools, Some(ToolFormat::QwenXml));
-        assert_eq!(dialect.reasoning.as_ref().map(|marks| marks.close.as_str()), Some("</think>"));
-        assert!(dialect.can_switch_thinking);
-        assert_eq!(dialect.stop_tokens(true), dialect.eos);
-        assert!(dialect.special_token("<|im_end|>").is_some());
-        assert_eq!(dialect.special_token("<tool_call>"), None, "a token, but not a special one");
+        let pebble = pebble();
+        assert_eq!(pebble.tools, Some(ToolFormat::QwenXml));
+        assert_eq!(pebble.reasoning.as_ref().map(|marks| marks.close.as_str()), Some("</think>"));
+        assert!(pebble.can_switch_thinking);
+        assert_eq!(pebble.stop_tokens(true), pebble.eos);
+        assert!(pebble.special_token("<|im_end|>").is_some());
+        assert_eq!(pebble.special_token("<tool_call>"), None, "a token, but not a special one");
     }
 
     /// What Gemma 4's template does with thinking and tools, and nothing else of it.
@@ -355,15 +332,15 @@ mod tests {
     #[test]
     fn gemma_with_tools_and_a_vague_question_thinks_unless_told_not_to() {
         let files = TemplateFiles { default: GEMMA.to_owned(), ..TemplateFiles::default() };
-        let mut dialect = pebble();
-        dialect.template = Some(ChatTemplate::from_files(&files).unwrap());
-        dialect.tools = Some(ToolFormat::Gemma4);
+        let mut pebble = pebble();
+        pebble.template = Some(ChatTemplate::from_files(&files).unwrap());
+        pebble.tools = Some(ToolFormat::Gemma4);
         let check = |tools: bool, thinking: Option<bool>, expect: &str| {
             let mut chat = ChatRequest::new([json!({"role": "user", "content": "hmm"})]);
             let function = json!({"name": "weather", "parameters": {}});
             chat.tools.extend(tools.then(|| json!({"type": "function", "function": function})));
             chat.enable_thinking = thinking;
-            assert_eq!(dialect.prompt(&chat).unwrap().text, expect, "{tools} {thinking:?}");
+            assert_eq!(pebble.prompt(&chat).unwrap().text, expect, "{tools} {thinking:?}");
         };
         let tools = "<|tool>declaration:weather{}<tool|>";
         let asked = "<|turn>user\nhmm<turn|>\n<|turn>model\n";
@@ -378,11 +355,11 @@ mod tests {
 
     #[test]
     fn what_messages_say_of_thinking_opens_and_closes_none() {
-        let dialect = pebble();
+        let pebble = pebble();
         let check = |content: &str, thinking: Option<bool>, expect: Thinking| {
             let mut chat = ChatRequest::new([json!({"role": "user", "content": content})]);
             chat.enable_thinking = thinking;
-            let prompt = dialect.prompt(&chat).unwrap();
+            let prompt = pebble.prompt(&chat).unwrap();
             assert_eq!(prompt.thinking, expect, "{content} {thinking:?}");
             assert!(prompt.text.contains(content));
         };
@@ -394,14 +371,14 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_hears_thinking_words_and_calls_on_another_thread() {
-        let dialect = pebble();
+    fn a_decoder_finds_thinking_words_and_calls_on_another_thread() {
+        let pebble = pebble();
         let text = "hm\n</think>\n\nSo.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n\
             <parameter=days>\n2\n</parameter>\n</function>\n</tool_call><|im_end|>";
-        let tokens = dialect.tokenizer.encode(text, false).unwrap();
-        let mut listener = dialect.listener(Thinking::JustOpened, Vec::new(), &[weather()]);
-        assert!(listener.is_reasoning());
-        let pieces = std::thread::spawn(move || hear(&mut listener, &tokens)).join().unwrap();
+        let tokens = pebble.tokenizer.encode(text, false).unwrap();
+        let mut decoder = pebble.decoder(Thinking::JustOpened, Vec::new(), &[weather()]);
+        assert!(decoder.is_reasoning());
+        let pieces = std::thread::spawn(move || decode(&mut decoder, &tokens)).join().unwrap();
         let (mut reasoning, mut content, mut arguments, mut calls) =
             <(String, String, String, Vec<String>)>::default();
         for piece in pieces {
@@ -422,12 +399,12 @@ mod tests {
 
     #[test]
     fn marks_that_are_special_tokens_are_seen_and_others_hidden() {
-        let mut dialect = pebble();
+        let mut pebble = pebble();
         let (open, close) = ("<|fim_prefix|>thought".to_owned(), "<|fim_suffix|>".to_owned());
-        dialect.reasoning = Some(ReasoningMarkers { open, close });
+        pebble.reasoning = Some(ReasoningMarkers { open, close });
         let text = "<|fim_prefix|>thought\nhm<|fim_suffix|>So<|fim_pad|>.";
-        let tokens = dialect.tokenizer.encode(text, false).unwrap();
-        let pieces = hear(&mut dialect.listener(Thinking::Closed, Vec::new(), &[]), &tokens);
+        let tokens = pebble.tokenizer.encode(text, false).unwrap();
+        let pieces = decode(&mut pebble.decoder(Thinking::Closed, Vec::new(), &[]), &tokens);
         let (mut reasoning, mut content) = (String::new(), String::new());
         for piece in pieces {
             match piece {
@@ -441,11 +418,11 @@ mod tests {
 
     #[test]
     fn without_tools_a_call_is_words() {
-        let dialect = pebble();
+        let pebble = pebble();
         let text = "<tool_call>\n<function=weather>\n</function>\n</tool_call>";
-        let tokens = dialect.tokenizer.encode(text, false).unwrap();
-        let mut listener = dialect.listener(Thinking::Closed, vec!["</function>".to_owned()], &[]);
-        let pieces = hear(&mut listener, &tokens);
+        let tokens = pebble.tokenizer.encode(text, false).unwrap();
+        let mut decoder = pebble.decoder(Thinking::Closed, vec!["</function>".to_owned()], &[]);
+        let pieces = decode(&mut decoder, &tokens);
         let said: String = pieces
             .iter()
             .map(|piece| match piece {
@@ -454,24 +431,24 @@ mod tests {
             })
             .collect();
         assert_eq!(said, "<tool_call>\n<function=weather>\n");
-        assert_eq!(listener.stop(), Some("</function>"));
+        assert_eq!(decoder.stop(), Some("</function>"));
     }
 
     #[test]
     fn the_stable_prefix_is_a_prefix_of_the_next_turn() {
-        let dialect = pebble();
+        let pebble = pebble();
         let user = |text: &str| json!({"role": "user", "content": text});
         let first = ChatRequest::new([
             json!({"role": "system", "content": "Be brief."}),
             user("How many legs has a spider?"),
         ]);
-        let prompt = dialect.prompt(&first).unwrap();
-        let stable = dialect.stable_prefix(&first, &prompt);
+        let prompt = pebble.prompt(&first).unwrap();
+        let stable = pebble.stable_prefix(&first, &prompt);
         let mut second = first.clone();
         second
             .messages
             .extend([json!({"role": "assistant", "content": "Eight."}), user("And an ant?")]);
-        let next = dialect.prompt(&second).unwrap();
+        let next = pebble.prompt(&second).unwrap();
         assert_eq!(prompt.tokens[..stable], next.tokens[..stable]);
         // All but the opening of the answer.
         assert!(
