@@ -142,7 +142,7 @@ impl Speaker {
         let prompt = self.text.prompt_of(chat, self.text.rendered(chat)?, most);
         prompt.map_err(|error| match error {
             text::Error::TooManyTokens { at_least, .. } => {
-                engine::Error::Context { needed: at_least + 1, context }.into()
+                runtime::Error::Context { needed: at_least + 1, context }.into()
             }
             error => error.into(),
         })

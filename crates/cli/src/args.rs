@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use compute::memory::KvFormat;
-use engine::Streaming;
+use runtime::Streaming;
 
 use crate::size::Size;
 pub(crate) use generation::{RunArgs, SamplingArgs};

@@ -6,8 +6,10 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use engine::{Engine, HeadOptions, Options, Plan, PlanRequest, Speculation, Streaming};
+use engine::Engine;
 use model::HeadSpec;
+use runtime::{HeadOptions, Options, Plan, PlanRequest, Streaming};
+use speculation::Speculation;
 use text::Tokenizer;
 
 use crate::args::{OWN_DFLASH, SpeculationArgs, When};

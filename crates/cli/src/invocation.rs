@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use checkpoint::{Checkpoint, Warning};
-use engine::{Options, Plan, PlanRequest, Runner, StreamPlan};
 use experts::probe::Choice;
 use hub::Location;
 use machine::memory::Memory;
 use model::DecoderSpec;
+use runtime::{Options, Plan, PlanRequest, Runner, StreamPlan};
 
 use crate::args::{GlobalArgs, MeasuringArgs, StreamExperts};
 use crate::builtin::Builtin;
@@ -67,7 +67,7 @@ impl OpenModel {
 
     /// What reads of its experts have to do with; `None` inside this program.
     pub(crate) fn place(&self) -> Option<Place> {
-        Some(Place::new(self.folder.as_deref()?, engine::mean_read_bytes(&self.spec)))
+        Some(Place::new(self.folder.as_deref()?, runtime::mean_read_bytes(&self.spec)))
     }
 }
 
@@ -137,13 +137,13 @@ impl Invocation {
                 (Some(folder), checkpoint)
             }
         };
-        Ok((folder, checkpoint.map_err(engine::Error::from)?))
+        Ok((folder, checkpoint.map_err(runtime::Error::from)?))
     }
 
     /// The same, for who shows the warnings in another way.
     pub(crate) fn open_quietly(&self, name: &str) -> Result<OpenModel> {
         let (folder, checkpoint) = self.find(name)?;
-        let mut spec = model::arch::spec(&checkpoint).map_err(engine::Error::from)?;
+        let mut spec = model::arch::spec(&checkpoint).map_err(runtime::Error::from)?;
         let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token).max();
         let fewer_experts = match (self.global.experts_per_token, asked) {
             (Some(used), Some(asked)) if used < asked => {
@@ -178,7 +178,7 @@ impl Invocation {
     /// The same with room for checkpoints, where a conversation's next turn could not begin with the one before
     /// otherwise; without them if it does not fit with them.
     pub(crate) fn plan_conversation(&self, model: &OpenModel) -> Result<Pair> {
-        if model.spec.layout().map_err(engine::Error::from)?.is_rewindable() {
+        if model.spec.layout().map_err(runtime::Error::from)?.is_rewindable() {
             return self.plan(model);
         }
         let request =
@@ -269,7 +269,7 @@ impl Invocation {
         );
         let mut total_bytes = model.spec.resident_bytes();
         if let Some(streaming) = &plan.streaming {
-            let choice = engine::probe(&model.checkpoint, &model.spec)?;
+            let choice = runtime::probe(&model.checkpoint, &model.spec)?;
             let global = &self.global;
             let asked = matches!(global.stream_experts, StreamExperts::Always)
                 || self.measuring.slots.expert_slots.is_some()

@@ -157,6 +157,8 @@ fn hints(error: &anyhow::Error) -> Vec<String> {
             hints.extend(error.hint().iter().flat_map(|hint| hint.lines()).map(str::to_owned));
         } else if let Some(error) = cause.downcast_ref::<engine::Error>() {
             hints.extend(engine_hint(error));
+        } else if let Some(error) = cause.downcast_ref::<runtime::Error>() {
+            hints.extend(runtime_hint(error));
         } else if let Some(error) = cause.downcast_ref::<text::Error>() {
             hints.extend(text_hint(error));
         } else if let Some(experts::Error::Log { .. }) = cause.downcast_ref() {
@@ -173,6 +175,7 @@ fn hints(error: &anyhow::Error) -> Vec<String> {
 fn measuring_hint(error: &workbench::Error) -> Option<String> {
     match error {
         workbench::Error::Engine(error) => engine_hint(error),
+        workbench::Error::Runtime(error) => runtime_hint(error),
         workbench::Error::NoPrompts { .. } => Some("write one prompt on each line".to_owned()),
         _ => None,
     }
@@ -180,6 +183,15 @@ fn measuring_hint(error: &workbench::Error) -> Option<String> {
 
 fn engine_hint(error: &engine::Error) -> Option<String> {
     use engine::Error;
+    match error {
+        Error::Runtime(error) => runtime_hint(error),
+        Error::Text(error) => text_hint(error),
+        _ => None,
+    }
+}
+
+fn runtime_hint(error: &runtime::Error) -> Option<String> {
+    use runtime::Error;
     match error {
         Error::Context { needed, .. } => {
             Some(format!("--context {} makes room, if the model allows it", needed + 512))
@@ -192,7 +204,6 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
                 .collect();
             Some(format!("this machine can run {}", sets.join(", ")))
         }
-        Error::Text(error) => text_hint(error),
         Error::Experts(experts::Error::TooFewSlots { needed, .. }) => Some(format!(
             "--expert-slots {needed} is the least; without the option there are as many as fit"
         )),

@@ -14,8 +14,9 @@ use state::{Sequence, Worth, common_prefix};
 
 use crate::engine::{Engine, expect, is_worth_sharing, shared, worth_of_turn};
 use crate::job::{Active, Hold, Job, Standing};
-use crate::speculation::Draft;
-use crate::{Event, FinishReason, Options};
+use crate::{Event, FinishReason};
+use runtime::Options;
+use speculation::Draft;
 
 /// Positions of each answer that must fit when a request is admitted; who writes more may have to be preempted.
 const ANSWER_POSITIONS: usize = 256;

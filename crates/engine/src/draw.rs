@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use crate::job::Job;
-use crate::sampler::{Sampled, Scratch, sample};
+use crate::sampler::{Sampled, SamplingParams, Scratch, TokenCounts, sample};
 use crate::{Error, FinishReason, Result};
 use grammar::Constraint;
 
@@ -81,4 +81,43 @@ fn choose(job: &mut Job, logits: &[f32]) -> Result<Sampled> {
     SCRATCH.with_borrow_mut(|scratch| {
         Ok(sample(logits, &job.counts, &job.sampling, position, mask, scratch)?)
     })
+}
+
+/// A token that an answer may go on with after `ahead` drafted ones, by the logits of another model, and its probability.
+///
+/// A token that will be drawn is drawn here with the same random number, over the same order of tokens: the more
+/// alike the two distributions are, the more often both draws are the same token. So drafts of sampled answers are
+/// as good as they can be without ever having a say in what the answer is.
+pub(crate) fn draft(job: &Job, ahead: usize, logits: &[f32]) -> (u32, f32) {
+    let best = likeliest(logits);
+    if job.sampling.temperature == 0.0 {
+        return best;
+    }
+    let position = (job.generated() + ahead) as u64;
+    // What the answer has said so far counts for little, and a mask for nothing: the model will see to them.
+    let sampling = SamplingParams {
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logprobs: None,
+        ..job.sampling.clone()
+    };
+    let drawn = SCRATCH.with_borrow_mut(|scratch| {
+        sample(logits, &TokenCounts::new(), &sampling, position, None, scratch)
+    });
+    let Ok(Sampled { token, .. }) = drawn else { return best };
+    let less = logits[best.0 as usize] - logits[token as usize];
+    (token, best.1 * (-less).exp())
+}
+
+/// The likeliest token, the lowest of equal ones, and its probability.
+fn likeliest(logits: &[f32]) -> (u32, f32) {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > best.1 {
+            best = (token as u32, logit);
+        }
+    }
+    let mass: f32 = logits.iter().map(|logit| (logit - best.1).exp()).sum();
+    (best.0, 1.0 / mass)
 }

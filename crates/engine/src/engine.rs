@@ -14,14 +14,17 @@ use compute::memory::BLOCK;
 use model::{Batch, Logits, Segment, SegmentKind};
 use state::{CacheLimits, PrefixCache, Worth, common_prefix};
 
-use crate::draw::{Draw, Outcome};
+use crate::draw::{self, Draw, Outcome};
 use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
-use crate::pass::Reader;
 use crate::sampler::SampleError;
 use crate::schedule::{Pace, Prompt, pack};
-use crate::speculation::{Drafter, LoggedRound, Oracle, Passed, Report, SourceKind, Speculation};
-use crate::{Error, Event, FinishReason, Request, RequestId, Result, Runner};
+use crate::{Error, Event, FinishReason, Request, RequestId, Result};
+use runtime::Reader;
+use runtime::Runner;
+use speculation::{
+    AnswerId, Drafter, LoggedRound, Oracle, Passed, Report, SourceKind, Speculation, Subject,
+};
 
 /// Tokens that the entries of the prefix cache may list, as a multiple of the pool's positions: conversations
 /// share pages, but each entry lists all its tokens and pages. A token costs about 12 bytes there.
@@ -147,14 +150,15 @@ impl Engine {
             return Err(Error::EmptyPrompt);
         }
         if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab) {
-            return Err(Error::Token { token, vocab });
+            return Err(runtime::Error::Token { token, vocab }.into());
         }
         let mut biased = request.sampling.logit_bias.iter().map(|bias| bias.0);
         if let Some(token) = biased.find(|&token| token as usize >= vocab) {
             return Err(SampleError::UnknownToken { token, vocabulary: vocab }.into());
         }
         if request.prompt.len() >= context {
-            return Err(Error::Context { needed: request.prompt.len() + 1, context });
+            let needed = request.prompt.len() + 1;
+            return Err(runtime::Error::Context { needed, context }.into());
         }
         let standing = self.standing(choice);
         let job = Job::new(self.number(), standing, request);
@@ -268,11 +272,7 @@ impl Engine {
             }
         }
         if prompts.is_empty() {
-            if let Some(drafter) = self.drafter.as_mut().filter(|_| !self.drafter_rests) {
-                let started = Instant::now();
-                drafter.draft(&mut self.runner, &mut self.active);
-                self.draft_seconds = started.elapsed().as_secs_f64();
-            }
+            self.draft();
             return;
         }
         // Beside a prompt passes are long anyway, and nothing is learned from them.
@@ -283,6 +283,37 @@ impl Engine {
         for (index, rows) in pack(&mut prompts, self.pace.next_turn(), room) {
             self.active[index].rows = rows;
         }
+    }
+
+    /// Drafts for all that are scheduled for their next token.
+    fn draft(&mut self) {
+        let Engine { active, runner, .. } = self;
+        let Some(drafter) = self.drafter.as_mut().filter(|_| !self.drafter_rests) else { return };
+        let started = Instant::now();
+        let context = runner.options().context;
+        let (mut choosers, mut parts) = (Vec::new(), Vec::new());
+        for Active { job, sequence, rows, draft, .. } in active.iter_mut().filter(|a| a.rows > 0) {
+            let job: &Job = job;
+            // The row after the last draft still needs a place, and the answer an end.
+            let places = context.saturating_sub(sequence.len() + 1);
+            let rest = job.max_tokens.saturating_sub(job.generated() + 1);
+            choosers.push(move |logits: &[f32], ahead: usize| draw::draft(job, ahead, logits));
+            parts.push((job, sequence, rows, draft, places.min(rest)));
+        }
+        let pairs = parts.iter_mut().zip(&choosers);
+        let subjects = pairs.map(|((job, sequence, _, draft, most), choose)| Subject {
+            id: AnswerId(job.id.0),
+            tokens: &job.tokens,
+            sequence,
+            most: *most,
+            choose,
+            draft,
+        });
+        drafter.draft(runner, &mut subjects.collect::<Vec<_>>());
+        for (_, _, rows, draft, _) in parts {
+            *rows = 1 + draft.tokens.len();
+        }
+        self.draft_seconds = started.elapsed().as_secs_f64();
     }
 
     /// The rows that were scheduled.
@@ -349,7 +380,7 @@ impl Engine {
         self.show_features(batch, &outcomes);
         for failed in failures {
             let own = outcomes.iter_mut().filter(|outcome| outcome.index == failed.sequence);
-            let mut error = Some(failed.error);
+            let mut error = Some(Error::from(failed.error));
             own.for_each(|outcome| outcome.error = outcome.error.take().or(error.take()));
         }
         Ok(outcomes)
@@ -369,7 +400,8 @@ impl Engine {
         let rows = self.active.iter_mut().zip(by_index).filter_map(|(active, rows)| {
             let (features, is_prompt) = rows?;
             let Active { job, sequence, .. } = active;
-            Some(Passed { id: job.id, tokens: &job.tokens, sequence, features, is_prompt })
+            let id = AnswerId(job.id.0);
+            Some(Passed { id, tokens: &job.tokens, sequence, features, is_prompt })
         });
         drafter.observe_rows(&mut self.runner, &mut rows.collect::<Vec<_>>());
     }
@@ -416,7 +448,7 @@ impl Engine {
                 job.usage.accepted_drafts += accepted;
                 job.usage.rejected_drafts += draft.tokens.len() - accepted;
                 if let Some(drafter) = &mut self.drafter {
-                    drafter.observe_verdict(job.id, draft, accepted);
+                    drafter.observe_verdict(AnswerId(job.id.0), draft, accepted);
                 }
             }
             self.counters.generated_tokens += drawn.len() as u64;
@@ -456,7 +488,8 @@ impl Engine {
     /// Ends an answer; its sequence may be the beginning of a later prompt.
     pub(crate) fn finish(&mut self, index: usize, reason: FinishReason, events: &mut Vec<Event>) {
         if let Some(drafter) = &mut self.drafter {
-            drafter.catch_up(&mut self.runner, &mut self.active[index]);
+            let Active { job, sequence, .. } = &mut self.active[index];
+            drafter.catch_up(&mut self.runner, AnswerId(job.id.0), &job.tokens, sequence);
         }
         let Active { job, sequence, .. } = self.release(index);
         let worth = worth_of_turn(sequence.len());
@@ -469,7 +502,7 @@ impl Engine {
         self.is_blocked = false;
         let active = self.active.remove(index);
         if let Some(drafter) = &mut self.drafter {
-            drafter.forget(active.job.id, &active.job.tokens);
+            drafter.forget(AnswerId(active.job.id.0), &active.job.tokens);
         }
         active
     }

@@ -1,45 +1,12 @@
 //! What can go wrong between a request and its tokens.
 
-use std::sync::Arc;
-
 /// Errors of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The model cannot be loaded or run.
+    /// The model cannot be loaded or run, or not with this request.
     #[error(transparent)]
-    Model(#[from] model::Error),
-    /// The backend failed.
-    #[error(transparent)]
-    Compute(#[from] compute::Error),
-    /// An expert, or a row of a table on the disk, that a sequence needs could not be read.
-    #[error(transparent)]
-    Expert(Arc<compute::Error>),
-    /// The expert store failed.
-    #[error(transparent)]
-    Experts(#[from] experts::Error),
-    /// No room for a sequence.
-    #[error(transparent)]
-    State(#[from] state::Error),
-    /// The checkpoint cannot be read.
-    #[error(transparent)]
-    Checkpoint(#[from] checkpoint::Error),
-    /// A token that the model does not have.
-    #[error("token {token} is outside the vocabulary of {vocab}")]
-    Token {
-        /// The token.
-        token: u32,
-        /// Tokens there are.
-        vocab: usize,
-    },
-    /// More tokens than the context holds.
-    #[error("{needed} tokens do not fit in a context of {context}")]
-    Context {
-        /// Prompt and answer together.
-        needed: usize,
-        /// What was planned.
-        context: usize,
-    },
+    Runtime(#[from] runtime::Error),
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
@@ -58,12 +25,18 @@ pub enum Error {
     /// The answer cannot follow its grammar.
     #[error(transparent)]
     Constraint(#[from] grammar::ConstraintError),
-    /// An instruction set that this machine lacks.
-    #[error("this machine cannot run {isa} kernels")]
-    Isa {
-        /// What was asked for.
-        isa: machine::cpu::Isa,
-    },
+}
+
+impl From<checkpoint::Error> for Error {
+    fn from(error: checkpoint::Error) -> Error {
+        Error::Runtime(error.into())
+    }
+}
+
+impl From<state::Error> for Error {
+    fn from(error: state::Error) -> Error {
+        Error::Runtime(error.into())
+    }
 }
 
 /// Result of this crate.

@@ -6,9 +6,9 @@ use std::time::Instant;
 use state::{Sequence, Worth, common_prefix};
 
 use crate::sampler::{SamplingParams, TokenCounts};
-use crate::speculation::Draft;
 use crate::{Request, RequestId, Usage};
 use grammar::Constraint;
+use speculation::Draft;
 
 /// Hints of a request that are used: each ends a chunk early.
 const MOST_HINTS: usize = 4;

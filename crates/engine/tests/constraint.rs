@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Event, FinishReason, Options, Request, Runner, SamplingParams};
+use engine::{Engine, Event, FinishReason, Request, SamplingParams};
 use grammar::{Before, ConstraintError, Grammar, Grammars, Unlimited};
+use runtime::{Options, Runner};
 use serde_json::{Value, json};
 use text::{ChatRequest, ModelText};
 

@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Event, Options, Plan, PlanRequest, Request, Runner, SamplingParams};
+use engine::{Engine, Event, Request, SamplingParams};
 use experts::Device;
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use experts::routing_log::{self, Header, LoggedVisit};
 use experts::simulate::{Policy, run};
+use runtime::{Options, Plan, PlanRequest, Runner};
 
 /// What a run counted, and its routing.
 struct Counted {

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Event, Options, Request, RequestId, Runner, SamplingParams};
+use engine::{Engine, Event, Request, RequestId, SamplingParams};
+use runtime::{Options, Runner};
 use serde_json::Value;
 use text::ChatRequest;
 

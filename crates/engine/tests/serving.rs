@@ -12,9 +12,10 @@ use std::path::Path;
 
 use checkpoint::Checkpoint;
 use engine::{
-    Engine, Error, Event, FinishReason, Load, Options, Request, RequestId, Runner, SampleError,
-    SamplingParams, Usage,
+    Engine, Error, Event, FinishReason, Load, Request, RequestId, SampleError, SamplingParams,
+    Usage,
 };
+use runtime::{Options, Runner};
 
 /// Recurrent and attention layers.
 const PEBBLE: &str = "models/pebble";
@@ -641,10 +642,13 @@ fn what_can_never_be_served_is_refused() {
     let vocab = world.engine.runner().spec().vocab;
     let refused = |world: &mut World, request: Request| world.engine.submit(request).unwrap_err();
     let error = refused(&mut world, greedy(tokens(1, 100), 1));
-    assert!(matches!(error, Error::Context { needed: 101, context: 100 }), "{error}");
+    assert!(
+        matches!(error, Error::Runtime(runtime::Error::Context { needed: 101, context: 100 })),
+        "{error}"
+    );
     assert!(matches!(refused(&mut world, greedy(vec![], 1)), Error::EmptyPrompt));
     let error = refused(&mut world, greedy(vec![vocab as u32], 1));
-    assert!(matches!(error, Error::Token { .. }), "{error}");
+    assert!(matches!(error, Error::Runtime(runtime::Error::Token { .. })), "{error}");
     let mut request = greedy(vec![1], 1);
     request.sampling.logit_bias = vec![(vocab as u32, 1.0)];
     let error = refused(&mut world, request);

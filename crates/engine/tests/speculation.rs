@@ -12,15 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{
-    Engine, Event, HeadOptions, Options, Oracle, Plan, PlanRequest, Request, RequestId, Runner,
-    SamplingParams, Speculation, Usage,
-};
+use engine::{Engine, Event, Request, RequestId, SamplingParams, Usage};
 use experts::Device;
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use model::{Batch, HeadSpec, Logits, SegmentKind};
+use runtime::{HeadOptions, Options, Plan, PlanRequest, Runner};
 use serde_json::Value;
+use speculation::{Oracle, Speculation};
 use state::Sequence;
 use text::ChatRequest;
 

@@ -90,9 +90,11 @@ impl From<engine::Error> for ApiError {
         use engine::Error;
         use grammar::ConstraintError;
         match error {
-            Error::Context { needed, context } => context_exceeded(needed, context),
             Error::EmptyPrompt => ApiError::field("messages", "the prompt is empty"),
-            Error::Token { token, vocab } => ApiError::field(
+            Error::Runtime(runtime::Error::Context { needed, context }) => {
+                context_exceeded(needed, context)
+            }
+            Error::Runtime(runtime::Error::Token { token, vocab }) => ApiError::field(
                 "prompt",
                 format!("token {token} does not exist, the vocabulary has {vocab}"),
             ),

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::Response;
-use engine::{Engine, ExpertActivity, ExpertLoad, Load};
+use engine::{Engine, Load};
+use runtime::{ExpertActivity, ExpertLoad};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -123,7 +124,7 @@ fn hello(model: &Model) -> Value {
 }
 
 /// A plan as the page and `/health` show it.
-pub(crate) fn plan_json(plan: &engine::Plan) -> Value {
+pub(crate) fn plan_json(plan: &runtime::Plan) -> Value {
     json!({
         "rows": plan.rows,
         "total_bytes": plan.total_bytes,

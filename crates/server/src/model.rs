@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use engine::{Engine, ExpertLoad, Load, Plan, SamplingParams};
+use engine::{Engine, Load, SamplingParams};
 use grammar::Grammars;
+use runtime::{ExpertLoad, Plan};
 use text::ModelText;
 
 use crate::desk::Desk;

@@ -8,11 +8,12 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use engine::{Engine, Plan, SamplingParams};
+use engine::{Engine, SamplingParams};
 use grammar::{Allowance, Grammars};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use runtime::Plan;
 use text::ModelText;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;

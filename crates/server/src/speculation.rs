@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use engine::{Engine, ExpertUnion, SourceKind, SourceReport, SpeculationReport};
+use engine::Engine;
+use runtime::ExpertUnion;
 use serde_json::{Value, json};
+use speculation::{Report as SpeculationReport, SourceKind, SourceReport};
 
 use crate::metrics::Exposition;
 
@@ -187,7 +189,11 @@ impl Speculating {
                 seconds: 2.0,
                 exploration_share: 0.005,
                 pauses: 1,
-                fit: engine::PassFit { base_seconds: 0.0, row_seconds: 0.0, byte_seconds: 0.0 },
+                fit: speculation::PassFit {
+                    base_seconds: 0.0,
+                    row_seconds: 0.0,
+                    byte_seconds: 0.0,
+                },
             },
             unions: vec![
                 ExpertUnion { rows: 1, factor: 1.0 },

@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use engine::Runner;
 use machine::facts::Facts;
 use machine::memory::Usage;
 use model::Logits;
+use runtime::Runner;
 use serde::Serialize;
 use state::Sequence;
 

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 /// Errors of measuring.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The model cannot be run.
+    /// The model cannot be loaded or run.
+    #[error(transparent)]
+    Runtime(#[from] runtime::Error),
+    /// A request cannot be answered.
     #[error(transparent)]
     Engine(#[from] engine::Error),
     /// This machine cannot be measured.
@@ -52,13 +55,13 @@ pub enum Error {
 
 impl From<model::Error> for Error {
     fn from(error: model::Error) -> Error {
-        Error::Engine(error.into())
+        Error::Runtime(error.into())
     }
 }
 
 impl From<experts::Error> for Error {
     fn from(error: experts::Error) -> Error {
-        Error::Engine(error.into())
+        Error::Runtime(error.into())
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::Dtype;
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use engine::Runner;
 use model::Logits;
+use runtime::Runner;
 
 use crate::{Error, Result, argmax};
 

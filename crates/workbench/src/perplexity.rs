@@ -4,8 +4,8 @@
 //! With a reference, both models see the same tokens, and the mean Kullback–Leibler divergence of the model
 //! from the reference is told: the price of an option that changes answers.
 
-use engine::Runner;
 use model::Logits;
+use runtime::Runner;
 use serde::Serialize;
 use state::Sequence;
 

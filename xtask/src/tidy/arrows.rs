@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Finding;
 
 /// A crate and all it may depend on. `cli` may depend on everything.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("machine", &[]),
     ("checkpoint", &["machine"]),
     ("compute", &["machine"]),
@@ -17,15 +17,39 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("grammar", &[]),
     ("text", &["grammar"]),
     ("model", &["checkpoint", "compute", "state"]),
+    ("runtime", &["machine", "checkpoint", "compute", "experts", "state", "model"]),
+    ("speculation", &["experts", "state", "model", "runtime"]),
     (
         "engine",
-        &["machine", "checkpoint", "compute", "state", "model", "grammar", "text", "experts"],
+        &[
+            "machine",
+            "checkpoint",
+            "compute",
+            "experts",
+            "state",
+            "model",
+            "grammar",
+            "text",
+            "runtime",
+            "speculation",
+        ],
     ),
     ("hub", &["machine"]),
-    ("server", &["machine", "engine", "grammar", "text"]),
+    ("server", &["machine", "engine", "grammar", "runtime", "speculation", "text"]),
     (
         "workbench",
-        &["machine", "checkpoint", "compute", "experts", "state", "text", "model", "engine"],
+        &[
+            "machine",
+            "checkpoint",
+            "compute",
+            "experts",
+            "state",
+            "text",
+            "model",
+            "runtime",
+            "speculation",
+            "engine",
+        ],
     ),
 ];
 const KNOWS_EVERYTHING: &str = "cli";

@@ -21,7 +21,7 @@ pub(crate) fn run(args: &LogitsArgs, invocation: &Invocation) -> Result<()> {
     let vocab = model.spec.vocab;
     // Before anything is loaded or written.
     if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
-        return Err(engine::Error::Token { token, vocab }.into());
+        return Err(runtime::Error::Token { token, vocab }.into());
     }
     let needed = tokens.len() + args.greedy.unwrap_or(0);
     let plan = invocation.plan_for(&model, needed, 0)?;

@@ -4,8 +4,8 @@
 use std::io::Write;
 
 use anyhow::Result;
-use engine::{Plan, StreamPlan};
 use experts::probe::Choice;
+use runtime::{Plan, StreamPlan};
 use serde_json::{Value, json};
 
 use crate::args::PlanArgs;
@@ -125,7 +125,7 @@ fn expect(model: &OpenModel, plan: &Plan, measured: &Measured) -> Result<Option<
     let Some(place) = model.place() else { return Ok(None) };
     let disk = match measured.disk(&place) {
         Some(disk) => disk,
-        None => measured.keep_disk(&place, engine::probe(&model.checkpoint, &model.spec)?),
+        None => measured.keep_disk(&place, runtime::probe(&model.checkpoint, &model.spec)?),
     };
     let (rate, threads) = (disk.value.bytes_per_second, plan.options.threads);
     if rate <= 0.0 {

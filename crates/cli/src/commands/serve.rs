@@ -9,9 +9,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::Result;
-use engine::{PlanRequest, Speculation};
+use runtime::PlanRequest;
 use serde_json::json;
 use server::{Loaded, Options, Server};
+use speculation::Speculation;
 
 use crate::args::{ServeArgs, ServiceArgs};
 use crate::commands::show;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{Options, Plan, PlanRequest, Runner, Streaming};
 use experts::Device;
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use model::{DecoderSpec, Logits};
+use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 
 use super::{Home, assert_has, repository};
 

@@ -16,9 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use engine::{Request, Runner};
+use engine::Request;
 use experts::device::{Fault, Faulty, Rule};
 use model::Logits;
+use runtime::Runner;
 
 use self::support::{
     Disk, Divided, Model, PATIENCE, SLOTS, STALL, bank, check_mended, failed, serve, varied,

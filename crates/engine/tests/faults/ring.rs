@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{Engine, Runner};
+use engine::Engine;
 use experts::device::{Access, Device, Faulty, Files, RingCall};
 use experts::reader::{Method, Queue, Reader};
 use model::Logits;
+use runtime::Runner;
 
 use crate::support::{Model, PATIENCE, SLOTS, bank, serve, varied, within_patience};
 

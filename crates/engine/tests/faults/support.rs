@@ -10,14 +10,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use checkpoint::{Checkpoint, FileIndex, Projection};
-use engine::{
-    Engine, Event, Options, Plan, PlanRequest, Request, RequestId, Runner, SamplingParams,
-    Streaming,
-};
+use engine::{Engine, Event, Request, RequestId, SamplingParams};
 use experts::device::{Access, Device, Fault, Faulty, Files, Rule};
 use experts::reader::{Method, Queue};
 use experts::{LayerExperts, routing_log};
 use model::DecoderSpec;
+use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 
 /// One layer's top k, and all experts.
 pub(crate) const SLOTS: [usize; 2] = [2, 24];

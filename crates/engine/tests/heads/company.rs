@@ -196,7 +196,7 @@ fn a_head_does_not_change_what_its_target_says() {
     let mut batch = Batch::default();
     batch.push(0, 0, &prompt, SegmentKind::Prefill, Logits::Last);
     for (name, mut rig) in rigs() {
-        let logits = |runner: &mut engine::Runner| {
+        let logits = |runner: &mut runtime::Runner| {
             let mut sequence = runner.sequence().expect("a sequence");
             let mut bits: Vec<u32> = Vec::new();
             runner

@@ -1,8 +1,8 @@
 //! Features are what the target thought: the output head turns them into the target's own logits.
 
 use checkpoint::Checkpoint;
-use engine::Runner;
 use model::{Batch, Logits, SegmentKind};
+use runtime::Runner;
 
 use crate::reference::{logits, rms_norm};
 use crate::rig::{Rig, folder, options, tokens};

@@ -5,7 +5,7 @@
 
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
-use engine::Options;
+use runtime::Options;
 
 use crate::pebble::{dflash, mtp, pebble, root};
 use crate::rig::{Rig, Track};

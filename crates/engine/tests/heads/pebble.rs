@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{HeadOptions, Options, Runner};
 use model::{DecoderSpec, HeadSpec, Logits};
+use runtime::{HeadOptions, Options, Runner};
 use serde_json::Value;
 use text::{ChatRequest, ModelText};
 

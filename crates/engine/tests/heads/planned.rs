@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use engine::{HeadOptions, Plan, PlanRequest};
 use model::HeadSpec;
+use runtime::{HeadOptions, Plan, PlanRequest};
 
 use crate::rig::{Rig, draft_checkpoint, tokens, with_file};
 use crate::weights::{

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
-use engine::{HeadDraft, HeadOptions, HeadTokens, Options, Runner};
 use model::{Batch, HeadSpec, Logits, SegmentKind};
+use runtime::{HeadDraft, HeadOptions, HeadTokens, Options, Runner};
 use state::Sequence;
 
 use crate::weights::{DflashShape, Weights, dflash_config, file, minus_one};

@@ -272,7 +272,7 @@ fn experts(out: &mut Exposition, model: &ModelView<'_>) {
 /// The page of docs/reference that lists all names.
 pub fn page() -> String {
     let pulse = Pulse {
-        experts: Some(engine::ExpertLoad::default()),
+        experts: Some(runtime::ExpertLoad::default()),
         speculation: Some(Speculating::example()),
         ..Pulse::default()
     };
@@ -331,7 +331,8 @@ fn families(text: &str) -> Vec<Family<'_>> {
 mod tests {
     use super::*;
     use crate::Options;
-    use engine::{Counters, ExpertLoad, Load};
+    use engine::{Counters, Load};
+    use runtime::ExpertLoad;
     use std::collections::BTreeSet;
 
     fn model(pulse: Pulse) -> ModelView<'static> {

@@ -7,12 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use checkpoint::Checkpoint;
-use engine::{
-    Engine, Event, LOG_HEADER, Oracle, Request, SamplingParams, Speculation, SpeculationReport,
-    Usage,
-};
+use engine::{Engine, Event, Request, SamplingParams, Usage};
 use machine::facts::Facts;
 use serde::Serialize;
+use speculation::{LOG_HEADER, Oracle, Report as SpeculationReport, Speculation};
 use text::ChatRequest;
 
 use crate::{Error, Result};

@@ -12,10 +12,10 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use engine::Runner;
 use experts::reader::{Priority, TraceEvent};
 use experts::{Activity, Statistics, StreamedBank, VisitRecord};
 use model::{DecoderSpec, Logits};
+use runtime::Runner;
 use serde::Serialize;
 use serde_json::json;
 use state::Sequence;

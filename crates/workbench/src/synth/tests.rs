@@ -317,8 +317,8 @@ fn check_runs(like: &str, router: Router) {
     let mut request = request(like, Format::Mlx, folder.path().join("model"));
     request.values.router = router;
     let checkpoint = Checkpoint::open(&synth(&request)).expect("opens");
-    let options = engine::Options { context: 64, ..engine::Options::default() };
-    let mut runner = engine::Runner::load(&checkpoint, &options, &|_, _| {}).expect("loads");
+    let options = runtime::Options { context: 64, ..runtime::Options::default() };
+    let mut runner = runtime::Runner::load(&checkpoint, &options, &|_, _| {}).expect("loads");
     let mut sequence = runner.sequence().expect("a sequence");
     let tokens: Vec<u32> = (0..64).map(|index| index * 61 % 4096).collect();
     let mut answers = Vec::new();

@@ -20,7 +20,7 @@ pub(super) fn run(
     };
     let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0);
     let positions = (longest + args.gen_tokens + 64).next_multiple_of(64);
-    let request = engine::PlanRequest {
+    let request = runtime::PlanRequest {
         context: Some(invocation.global.context.unwrap_or(0).max(positions)),
         ..invocation.plan_request()
     };

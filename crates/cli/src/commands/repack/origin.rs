@@ -51,8 +51,8 @@ impl Origin {
             Place::Folder(folder) => Checkpoint::open(folder),
             Place::Builtin(builtin) => builtin.open(),
         };
-        let checkpoint = checkpoint.map_err(engine::Error::from)?;
-        let spec = model::arch::spec(&checkpoint).map_err(engine::Error::from)?;
+        let checkpoint = checkpoint.map_err(runtime::Error::from)?;
+        let spec = model::arch::spec(&checkpoint).map_err(runtime::Error::from)?;
         let origin = Origin { name: name.to_owned(), checkpoint, spec, place };
         if origin.spec.moe_layers().next().is_none() {
             let hint = "only a mixture of experts gains by it";

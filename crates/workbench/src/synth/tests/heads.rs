@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use engine::{Engine, Event, HeadOptions, Options, Request as Ask, Runner, Speculation};
+use engine::{Engine, Event, Request as Ask};
 use model::HeadSpec;
+use runtime::{HeadOptions, Options, Runner};
+use speculation::Speculation;
 
 use super::*;
 use crate::synth::heads::{Head, dflash_config};

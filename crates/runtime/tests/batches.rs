@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{Plan, PlanRequest, Runner, Streaming};
 use experts::Device;
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use model::{Batch, Logits, SegmentKind};
+use runtime::{Plan, PlanRequest, Runner, Streaming};
 use state::Sequence;
 
 /// One of each kind of layer: experts or none, windows, recurrent layers, embeddings by layer, biases; several encodings.

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use checkpoint::{Checkpoint, Config};
 use compute::memory::KvFormat;
-use engine::Options;
 use machine::cpu::Isa;
+use runtime::Options;
 
 use reference::{golden, models, run};
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{ExpertActivity, Options, Plan, PlanRequest, Runner, Streaming};
 use experts::Device;
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use model::Logits;
+use runtime::{ExpertActivity, Options, Plan, PlanRequest, Runner, Streaming};
 
 const PROMPT: usize = 40;
 

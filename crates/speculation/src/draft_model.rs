@@ -9,11 +9,11 @@ use std::collections::HashMap;
 use model::{Batch, Logits, SegmentKind};
 use state::{CacheLimits, PrefixCache, Sequence, Worth};
 
-use super::SourceKind;
+use runtime::{Result, Runner};
+
 use super::controller::Offer;
 use super::source::{Source, Wanted, bucket};
-use crate::sampler::Scratch;
-use crate::{RequestId, Result, Runner};
+use super::{AnswerId, SourceKind};
 
 /// Sequences of ended answers that are kept, for the next turn.
 const ENTRIES: usize = 4;
@@ -21,9 +21,8 @@ const ENTRIES: usize = 4;
 /// A model that drafts.
 pub(crate) struct DraftModel {
     runner: Runner,
-    answers: HashMap<RequestId, Sequence>,
+    answers: HashMap<AnswerId, Sequence>,
     cache: PrefixCache,
-    scratch: Scratch,
 }
 
 impl DraftModel {
@@ -33,12 +32,11 @@ impl DraftModel {
         let tokens = runner.options().pool_positions();
         let limits = CacheLimits { entries: ENTRIES, tokens };
         let cache = PrefixCache::new(limits, runner.memory().is_rewindable());
-        let (answers, scratch) = (HashMap::new(), Scratch::default());
-        DraftModel { runner, answers, cache, scratch }
+        DraftModel { runner, answers: HashMap::new(), cache }
     }
 
     /// The sequence of an answer, or the longest beginning of it that is known.
-    fn sequence(&mut self, id: RequestId, tokens: &[u32]) -> Result<Sequence> {
+    fn sequence(&mut self, id: AnswerId, tokens: &[u32]) -> Result<Sequence> {
         if let Some(sequence) = self.answers.remove(&id) {
             return Ok(sequence);
         }
@@ -73,9 +71,8 @@ impl DraftModel {
         }
         let mut found = Vec::with_capacity(wanting.len());
         let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
-        let scratch = &mut self.scratch;
         let failures = self.runner.forward(&batch, &mut all, |row, logits| {
-            let (token, probability) = wanted[wanting[row]].choice.choose(logits, scratch);
+            let (token, probability) = wanted[wanting[row]].choose(logits);
             found.push((wanting[row], token, probability));
         })?;
         match failures.into_iter().next() {
@@ -131,11 +128,11 @@ impl DraftModel {
         let mut forks: Vec<Sequence> = sequences.iter().map(Sequence::fork).collect();
         loop {
             for (index, token, probability) in std::mem::take(&mut ends) {
-                wanted[index].choice.draft.push(token, bucket(probability));
+                wanted[index].draft.push(token, bucket(probability));
             }
             // Without a first token there was nothing new to read.
             let unfinished = |w: &Wanted<'_>| {
-                let draft = &w.choice.draft.tokens;
+                let draft = &w.draft.tokens;
                 !draft.is_empty() && draft.len() < w.count
             };
             let counts: Vec<usize> = wanted.iter().map(|w| usize::from(unfinished(w))).collect();
@@ -147,7 +144,7 @@ impl DraftModel {
                 .iter()
                 .enumerate()
                 .filter(|(_, w)| unfinished(w))
-                .filter_map(|(index, w)| Some((index, [*w.choice.draft.tokens.last()?])))
+                .filter_map(|(index, w)| Some((index, [*w.draft.tokens.last()?])))
                 .collect();
             let rows: Vec<(usize, &[u32], bool)> =
                 last.iter().map(|(index, token)| (*index, token.as_slice(), true)).collect();
@@ -161,7 +158,7 @@ impl Source for DraftModel {
         SourceKind::DraftModel
     }
 
-    fn offer(&mut self, id: RequestId, tokens: &[u32], most: usize) -> Option<Offer> {
+    fn offer(&mut self, id: AnswerId, tokens: &[u32], most: usize) -> Option<Offer> {
         let known = match self.answers.get(&id) {
             Some(sequence) => sequence.len(),
             None => self.cache.reach(tokens, tokens.len() - 1),
@@ -195,7 +192,7 @@ impl Source for DraftModel {
         self.cache.clear();
     }
 
-    fn forget(&mut self, id: RequestId, tokens: &[u32]) {
+    fn forget(&mut self, id: AnswerId, tokens: &[u32]) {
         if let Some(sequence) = self.answers.remove(&id) {
             self.cache.insert(&tokens[..sequence.len()], sequence, Worth::Turn);
         }

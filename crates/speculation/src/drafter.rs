@@ -1,53 +1,18 @@
-//! Speculation: tokens are drafted by something cheap and verified by the model, several in one pass.
-//!
-//! What is drafted never changes an answer: the model's own token is drawn at every position, and a draft only decides how
-//! many positions one pass is worth. Sources are behind one trait; the [`Controller`] decides for every round which of them
-//! drafts how much, from what passes cost and how often each source is right, and stays at nothing where it does not pay.
-
-mod acceptance;
-mod bank;
-mod choice;
-mod controller;
-#[cfg(test)]
-mod controller_tests;
-mod draft_cost;
-mod draft_model;
-mod head;
-mod log;
-mod ngram;
-mod oracle;
-mod pass_cost;
-#[cfg(test)]
-mod replay_tests;
-mod report;
-#[cfg(test)]
-mod simulator;
-mod source;
+//! Drafts for the answers of an engine: who is asked, and what is learned from what came of it.
 
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-
-pub(crate) use controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
-use draft_model::DraftModel;
-use head::HeadSource;
-pub use log::{HEADER as LOG_HEADER, LoggedRound};
-use ngram::NGram;
-pub use oracle::Oracle;
-pub use report::{PassFit, Report, SourceReport};
-pub(crate) use source::Draft;
-pub(crate) use source::Passed;
-use source::{Choice, Source, Wanted};
-
 use experts::{Missed, StreamedBank};
 use model::{Batch, SegmentKind};
+use runtime::{LOGIT_ROWS, Result, Runner};
+use state::Sequence;
 
-use crate::job::{Active, Job};
-use crate::runner::LOGIT_ROWS;
-use crate::{RequestId, Result, Runner};
-
-/// Tokens drafted at once if nobody says otherwise.
-const MOST: usize = 16;
+use super::controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
+use super::draft_model::DraftModel;
+use super::head::HeadSource;
+use super::ngram::NGram;
+use super::source::{Choose, Draft, Source, Wanted};
+use super::{AnswerId, LoggedRound, Oracle, Report, SourceKind, Speculation};
 
 /// Rounds without a draft after which the next few are not even thought about: where a pass takes less than a
 /// millisecond, thinking would be a few percent of it.
@@ -63,85 +28,38 @@ const FRUITLESS: (usize, usize) = (4, 8);
 /// What is repeated as surely as this wakes it up.
 const WAKING_BUCKET: u8 = 3;
 
-/// Where drafted tokens come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SourceKind {
-    /// What followed the same tokens before.
-    NGram,
-    /// A smaller model.
-    DraftModel,
-    /// The model's own head for the token after the next.
-    Mtp,
-    /// A head that drafts a block at once.
-    Dflash,
-    /// Tokens that are known to come, some of them spoiled: for benchmarks.
-    Oracle,
-}
-
-impl SourceKind {
-    /// Every source, in the order of their numbers.
-    pub const ALL: [SourceKind; 5] = [
-        SourceKind::NGram,
-        SourceKind::DraftModel,
-        SourceKind::Mtp,
-        SourceKind::Dflash,
-        SourceKind::Oracle,
-    ];
-
-    /// Its name in reports, metrics and logs.
-    pub fn name(self) -> &'static str {
-        match self {
-            SourceKind::NGram => "n_gram",
-            SourceKind::DraftModel => "draft_model",
-            SourceKind::Mtp => "mtp",
-            SourceKind::Dflash => "dflash",
-            SourceKind::Oracle => "oracle",
-        }
-    }
-
-    fn index(self) -> usize {
-        self as usize
-    }
-
-    /// Whether one draft costs the same however long it is: then draft much and verify what pays.
-    fn is_one_shot(self) -> bool {
-        matches!(self, SourceKind::NGram | SourceKind::Dflash | SourceKind::Oracle)
-    }
-}
-
-/// What an engine may speculate with. The default is prompt lookup.
-pub struct Speculation {
-    /// Tokens of a draft at most.
+/// An answer that may be drafted for.
+pub struct Subject<'a> {
+    /// Which one.
+    pub id: AnswerId,
+    /// The prompt and the answer so far.
+    pub tokens: &'a [u32],
+    /// The target's own memory of all of them but the last.
+    pub sequence: &'a mut Sequence,
+    /// Tokens at most: the context and the answer have an end.
     pub most: usize,
-    /// Look up what was said before.
-    pub ngram: bool,
-    /// A smaller model with the same tokenizer. Its options must have room for as many sequences as the
-    /// target's, and for twice as many recurrent states and four more.
-    pub draft_model: Option<Runner>,
-    /// Draft with the head that the target was loaded with, so many tokens at most.
-    pub head: Option<usize>,
-    /// Somebody who knows the answers, for benchmarks.
-    pub oracle: Option<Oracle>,
-    /// Draft this many tokens in every round whatever it costs, for tests and to see how good a source is.
-    pub fixed: Option<usize>,
+    /// How its tokens are chosen.
+    pub choose: &'a Choose<'a>,
+    /// What comes of it.
+    pub draft: &'a mut Draft,
 }
 
-impl Default for Speculation {
-    fn default() -> Speculation {
-        Speculation {
-            most: MOST,
-            ngram: true,
-            draft_model: None,
-            head: Some(usize::MAX),
-            oracle: None,
-            fixed: None,
-        }
-    }
+/// Rows that a sequence has advanced by.
+pub struct Passed<'a> {
+    /// Of which answer.
+    pub id: AnswerId,
+    /// The prompt and the answer so far; the sequence holds the first of them.
+    pub tokens: &'a [u32],
+    /// The target's own memory.
+    pub sequence: &'a mut Sequence,
+    /// What the target thought of the rows: so many floats each.
+    pub features: &'a [f32],
+    /// Whether they are rows of a prompt.
+    pub is_prompt: bool,
 }
 
 /// Drafts for the answers of an engine.
-pub(crate) struct Drafter {
+pub struct Drafter {
     most: usize,
     fixed: Option<usize>,
     controller: Controller,
@@ -155,13 +73,14 @@ pub(crate) struct Drafter {
     asked: bool,
     head_drafted: bool,
     fruitless: usize,
-    /// The round under way, and those before it if somebody wants them.
+    /// The round under way, and those before it if they are wanted.
     round: LoggedRound,
     log: Option<Vec<LoggedRound>>,
 }
 
 impl Drafter {
-    pub(crate) fn new(speculation: Speculation, target: &Runner) -> Result<Drafter> {
+    /// Sets up the sources for a target.
+    pub fn new(speculation: Speculation, target: &Runner) -> Result<Drafter> {
         let Speculation { most, ngram, draft_model, head, oracle, fixed } = speculation;
         let most = fixed.unwrap_or(most);
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
@@ -196,23 +115,16 @@ impl Drafter {
         })
     }
 
-    /// Drafts for all answers that are scheduled for their next token; `context` is the longest sequence.
-    pub(crate) fn draft(&mut self, target: &mut Runner, active: &mut [Active]) {
-        let context = target.options().context;
-        let decoding = active.iter().filter(|active| active.rows > 0).count();
+    /// Drafts for the answers whose next token is computed now.
+    pub fn draft(&mut self, target: &mut Runner, subjects: &mut [Subject<'_>]) {
+        let decoding = subjects.len();
         let most = self.fixed.unwrap_or(self.most);
         let room = (LOGIT_ROWS / decoding.max(1)).saturating_sub(1).min(most);
         self.asked = true;
         self.round = LoggedRound::default();
         let mut offers = Vec::with_capacity(decoding);
-        let mut subjects: Vec<&mut Active> =
-            active.iter_mut().filter(|active| active.rows > 0).collect();
-        for Active { job, sequence, .. } in subjects.iter().map(|subject| &**subject) {
-            // The row after the last draft still needs a place, and the answer an end.
-            let places = context.saturating_sub(sequence.len() + 1);
-            let rest = job.max_tokens.saturating_sub(job.generated() + 1);
-            let most = room.min(places).min(rest);
-            offers.push(self.offers(job, most));
+        for Subject { id, tokens, most, .. } in subjects.iter() {
+            offers.push(self.offers(*id, tokens, room.min(*most)));
         }
         if self.nap > 0 {
             let wakes = |offer: &Offer| offer.bucket >= Some(WAKING_BUCKET);
@@ -229,7 +141,7 @@ impl Drafter {
             }
         };
         if picks.iter().all(Option::is_none) {
-            // Who drafts whatever it costs is not quiet.
+            // With a fixed number of drafts it is never quiet.
             self.quiet += usize::from(self.fixed.is_none());
             self.nap = if self.quiet > QUIET { NAP + 1 } else { 0 };
             // Nor is a head told what the model thinks, until the next prompt.
@@ -249,18 +161,17 @@ impl Drafter {
                 if offer.source != kind || pick.count == 0 {
                     continue;
                 }
-                let Active { job, sequence, draft, .. } = &mut **subject;
-                draft.source = Some(kind);
-                let (sampling, generated) = (&job.sampling, job.generated());
+                subject.draft.source = Some(kind);
                 cost.sequences += 1;
                 cost.tokens = cost.tokens.max(pick.count);
                 cost.read += offer.behind;
                 wanted.push(Wanted {
-                    id: job.id,
-                    tokens: &job.tokens,
-                    sequence,
+                    id: subject.id,
+                    tokens: subject.tokens,
+                    sequence: &mut *subject.sequence,
                     count: pick.count,
-                    choice: Choice { sampling, generated, draft },
+                    choose: subject.choose,
+                    draft: &mut *subject.draft,
                 });
             }
             if wanted.is_empty() {
@@ -275,12 +186,12 @@ impl Drafter {
             self.round.draft_seconds += cost.seconds;
             if let Err(error) = outcome {
                 tracing::warn!(%error, source = ?kind, "a draft source failed and is left out from now on");
-                wanted.iter_mut().for_each(|wanted| wanted.choice.draft.clear());
+                wanted.iter_mut().for_each(|wanted| wanted.draft.clear());
                 self.sources.remove(index);
                 break;
             }
         }
-        for subject in &mut subjects {
+        for subject in subjects.iter_mut() {
             // A draft model may know tokens that the target does not.
             let known = |&&token: &&u32| (token as usize) < target.spec().vocab;
             let count = subject.draft.tokens.iter().take_while(known).count();
@@ -303,20 +214,19 @@ impl Drafter {
             self.round.buckets = draft.buckets.to_vec();
         }
         self.round.verified = counts.iter().sum();
-        for (subject, count) in subjects.into_iter().zip(counts) {
+        for (subject, count) in subjects.iter_mut().zip(counts) {
             subject.draft.truncate(count);
-            subject.rows = 1 + subject.draft.tokens.len();
         }
     }
 
-    /// A prompt is being read: whoever follows answers begins again.
-    pub(crate) fn wake(&mut self, target: &mut Runner) {
+    /// A prompt is being read: what was learned of the answers before it does not hold any more.
+    pub fn wake(&mut self, target: &mut Runner) {
         (self.quiet, self.nap) = (0, 0);
         let (few, period) = FRUITLESS;
         target.rest_head(self.fruitless >= few && !self.fruitless.is_multiple_of(period));
     }
 
-    fn offers(&mut self, job: &Job, most: usize) -> Vec<Offer> {
+    fn offers(&mut self, id: AnswerId, tokens: &[u32], most: usize) -> Vec<Offer> {
         if most == 0 {
             return Vec::new();
         }
@@ -324,11 +234,11 @@ impl Drafter {
         let naps = self.nap > 1;
         let asked =
             self.sources.iter_mut().filter(|source| !naps || source.kind() == SourceKind::NGram);
-        asked.filter_map(|source| source.offer(job.id, &job.tokens, most)).collect()
+        asked.filter_map(|source| source.offer(id, tokens, most)).collect()
     }
 
     /// What a pass without rows of prompts took. Others are not told, but what they read is forgotten.
-    pub(crate) fn observe_pass(&mut self, target: &Runner, batch: &Batch, seconds: f64) {
+    pub fn observe_pass(&mut self, target: &Runner, batch: &Batch, seconds: f64) {
         let missed = target.streamed().map(StreamedBank::take_missed).unwrap_or_default();
         let prefills = batch.segments.iter().any(|segment| segment.kind == SegmentKind::Prefill);
         if let Some(log) = self.log.as_mut().filter(|_| !prefills && batch.segments.len() == 1) {
@@ -356,19 +266,23 @@ impl Drafter {
     }
 
     /// What the target thought of rows that are right.
-    pub(crate) fn observe_rows(&mut self, target: &mut Runner, passed: &mut [Passed<'_>]) {
+    pub fn observe_rows(&mut self, target: &mut Runner, passed: &mut [Passed<'_>]) {
         self.sources.iter_mut().for_each(|source| source.observe_rows(target, passed));
     }
 
-    /// A sequence is about to be kept for later requests.
-    pub(crate) fn catch_up(&mut self, target: &mut Runner, active: &mut Active) {
-        let Active { job, sequence, .. } = active;
-        let tokens = &job.tokens;
-        self.sources.iter_mut().for_each(|s| s.catch_up(target, job.id, tokens, sequence));
+    /// A sequence is about to be kept for later requests: what belongs into it and is not in yet goes in now.
+    pub fn catch_up(
+        &mut self,
+        target: &mut Runner,
+        id: AnswerId,
+        tokens: &[u32],
+        sequence: &mut Sequence,
+    ) {
+        self.sources.iter_mut().for_each(|source| source.catch_up(target, id, tokens, sequence));
     }
 
     /// How many tokens of a draft were right.
-    pub(crate) fn observe_verdict(&mut self, id: RequestId, draft: &Draft, accepted: usize) {
+    pub fn observe_verdict(&mut self, id: AnswerId, draft: &Draft, accepted: usize) {
         let Draft { source: Some(source), buckets, tokens } = draft else { return };
         let source = *source;
         if let Some(round) = self.log.as_mut().and_then(|log| log.last_mut()) {
@@ -380,7 +294,7 @@ impl Drafter {
     }
 
     /// Another oracle in place of the one there is.
-    pub(crate) fn tell_oracle(&mut self, oracle: Oracle) {
+    pub fn tell_oracle(&mut self, oracle: Oracle) {
         let place = self.sources.iter_mut().find(|source| source.kind() == SourceKind::Oracle);
         if let Some(place) = place {
             *place = Box::new(oracle);
@@ -388,22 +302,22 @@ impl Drafter {
     }
 
     /// Drafts so many tokens in every round from now on.
-    pub(crate) fn fix(&mut self, count: usize) {
+    pub fn fix(&mut self, count: usize) {
         self.fixed = Some(count);
     }
 
     /// The rounds of single answers since it was asked last; the first time there are none yet.
-    pub(crate) fn take_log(&mut self) -> Vec<LoggedRound> {
+    pub fn take_log(&mut self) -> Vec<LoggedRound> {
         self.log.replace(Vec::new()).unwrap_or_default()
     }
 
     /// Nothing of the past is to be remembered.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.sources.iter_mut().for_each(|source| source.clear());
     }
 
     /// An answer ended or lost its sequence.
-    pub(crate) fn forget(&mut self, id: RequestId, tokens: &[u32]) {
+    pub fn forget(&mut self, id: AnswerId, tokens: &[u32]) {
         // An answer that was decoded without asking says nothing about the head.
         if std::mem::take(&mut self.asked) {
             self.fruitless = if self.head_drafted { 0 } else { self.fruitless + 1 };
@@ -413,12 +327,12 @@ impl Drafter {
     }
 
     /// Sources that have not failed.
-    pub(crate) fn source_kinds(&self) -> Vec<SourceKind> {
+    pub fn source_kinds(&self) -> Vec<SourceKind> {
         self.sources.iter().map(|source| source.kind()).collect()
     }
 
     /// What came of it so far.
-    pub(crate) fn report(&self) -> Report {
+    pub fn report(&self) -> Report {
         self.controller.report()
     }
 }

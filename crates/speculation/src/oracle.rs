@@ -2,10 +2,11 @@
 //!
 //! Whether it is wrong at a position, and which token it says then, depends on the seed and the position alone.
 
-use super::SourceKind;
+use runtime::{Result, Runner};
+
 use super::controller::Offer;
 use super::source::{Source, Wanted};
-use crate::{RequestId, Result, Runner};
+use super::{AnswerId, SourceKind};
 
 /// Its buckets all say the same: it does not tell when it lies.
 const BUCKET: u8 = 4;
@@ -48,17 +49,17 @@ impl Source for Oracle {
         SourceKind::Oracle
     }
 
-    fn offer(&mut self, _id: RequestId, _tokens: &[u32], most: usize) -> Option<Offer> {
+    fn offer(&mut self, _id: AnswerId, _tokens: &[u32], most: usize) -> Option<Offer> {
         Some(Offer { source: SourceKind::Oracle, most, behind: 0, bucket: None })
     }
 
     fn draft(&mut self, target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()> {
         let vocab = target.spec().vocab;
-        for Wanted { tokens, count, choice, .. } in wanted {
+        for Wanted { tokens, count, draft, .. } in wanted {
             let known = self.texts.iter().find(|text| text.starts_with(tokens));
             for position in tokens.len()..tokens.len() + *count {
                 let truth = known.and_then(|text| text.get(position)).copied();
-                choice.draft.push(self.token(position, truth, vocab), BUCKET);
+                draft.push(self.token(position, truth, vocab), BUCKET);
             }
         }
         Ok(())

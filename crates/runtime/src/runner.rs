@@ -14,7 +14,7 @@ use crate::pass::{self, Pass, Reader};
 use crate::{Error, Options, Result, heads, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
-pub(crate) const LOGIT_ROWS: usize = 64;
+pub const LOGIT_ROWS: usize = 64;
 
 /// What a compute thread keeps: gate, up and hidden values of 512 rows of an expert, tiles, a block of keys.
 const THREAD_BYTES: usize = 12 << 20;
@@ -138,7 +138,7 @@ impl Runner {
     }
 
     /// Asks nothing for the head, or again what it wants to know.
-    pub(crate) fn rest_head(&mut self, rests: bool) {
+    pub fn rest_head(&mut self, rests: bool) {
         self.head_rests = rests;
     }
 
@@ -183,13 +183,13 @@ impl Runner {
     }
 
     /// A new, empty sequence, for who can make room.
-    pub(crate) fn new_sequence(&mut self) -> state::Result<Sequence> {
+    pub fn new_sequence(&mut self) -> state::Result<Sequence> {
         self.memory.sequence()
     }
 
     /// Makes room for the rows that a sequence has in the next batch, so that [`Runner::forward`] will find
     /// it. If there is none, nothing is changed.
-    pub(crate) fn reserve(&mut self, sequence: &mut Sequence, count: usize) -> state::Result<()> {
+    pub fn reserve(&mut self, sequence: &mut Sequence, count: usize) -> state::Result<()> {
         self.memory.prepare(sequence, count)
     }
 
@@ -206,7 +206,7 @@ impl Runner {
     }
 
     /// The same for any reader.
-    pub(crate) fn forward_for(
+    pub fn forward_for(
         &mut self,
         batch: &Batch,
         sequences: &mut [&mut Sequence],

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
-use engine::{Options, Runner};
 use model::Logits;
+use runtime::{Options, Runner};
 use serde_json::{Value, json};
 
 /// The layout of the released files, and MLX's.

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use engine::{Options, Plan, PlanRequest, Runner, Streaming};
 use experts::Device;
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use model::{Batch, Logits, SegmentKind};
+use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

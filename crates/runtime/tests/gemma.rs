@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use checkpoint::{Checkpoint, Dtype, Warning};
 use compute::memory::KvFormat;
-use engine::{Error, Options, Runner};
 use model::{DecoderSpec, KeyValueSpec, Logits, MixerSpec};
+use runtime::{Error, Options, Runner};
 use serde_json::{Value, json};
 
 use reference::{golden, models, run};

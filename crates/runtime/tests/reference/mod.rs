@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
-use engine::{Options, Runner};
 use model::{DecoderSpec, Logits};
+use runtime::{Options, Runner};
 
 /// Where the tiny models are.
 pub(crate) fn models() -> PathBuf {

@@ -9,12 +9,12 @@ use std::collections::HashMap;
 use model::HeadSpec;
 use state::Sequence;
 
-use super::SourceKind;
+use runtime::{HeadDraft, HeadTokens, Result, Runner};
+
 use super::controller::Offer;
-use super::source::{Passed, Source, Wanted, bucket};
-use crate::heads::{HeadDraft, HeadTokens};
-use crate::sampler::Scratch;
-use crate::{RequestId, Result, Runner};
+use super::drafter::Passed;
+use super::source::{Source, Wanted, bucket};
+use super::{AnswerId, SourceKind};
 
 /// Rows of an answer whose features are kept for the head at least; twice as many at most.
 const KEPT: usize = 128;
@@ -26,8 +26,7 @@ pub(crate) struct HeadSource {
     width: usize,
     reach: usize,
     context: usize,
-    answers: HashMap<RequestId, Follower>,
-    scratch: Scratch,
+    answers: HashMap<AnswerId, Follower>,
 }
 
 /// How far the head has followed an answer.
@@ -35,7 +34,7 @@ pub(crate) struct HeadSource {
 struct Follower {
     /// Features of the last tokens of the sequence, which the head has not taken in.
     pending: Vec<f32>,
-    /// Features of the token before them; nothing if nobody knows.
+    /// Features of the token before them; nothing if they are not known.
     before: Vec<f32>,
     /// Length of the sequence up to which it was followed.
     len: usize,
@@ -69,12 +68,11 @@ impl HeadSource {
         let kind = if spec.is_block() { SourceKind::Dflash } else { SourceKind::Mtp };
         let reach = spec.reach().min(most);
         let width = spec.features().width;
-        let (answers, scratch) = (HashMap::new(), Scratch::default());
-        HeadSource { kind, width, reach, context, answers, scratch }
+        HeadSource { kind, width, reach, context, answers: HashMap::new() }
     }
 
     /// Lets the head take in what is pending of some answers: whose, all their tokens, their sequences.
-    fn read(&mut self, target: &mut Runner, of: &mut [(RequestId, &[u32], &mut Sequence)]) {
+    fn read(&mut self, target: &mut Runner, of: &mut [(AnswerId, &[u32], &mut Sequence)]) {
         let width = self.width;
         let mut all = Vec::new();
         for (id, tokens, sequence) in of.iter_mut() {
@@ -105,7 +103,7 @@ impl Source for HeadSource {
         self.kind
     }
 
-    fn offer(&mut self, id: RequestId, tokens: &[u32], most: usize) -> Option<Offer> {
+    fn offer(&mut self, id: AnswerId, tokens: &[u32], most: usize) -> Option<Offer> {
         let follower = self.answers.get(&id).filter(|follower| follower.len + 1 == tokens.len())?;
         let behind = follower.pending.len() / self.width;
         // A block has a row for the token that is known, too.
@@ -115,22 +113,21 @@ impl Source for HeadSource {
     }
 
     fn draft(&mut self, target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()> {
-        let mut of: Vec<(RequestId, &[u32], &mut Sequence)> =
+        let mut of: Vec<(AnswerId, &[u32], &mut Sequence)> =
             wanted.iter_mut().map(|w| (w.id, w.tokens, &mut *w.sequence)).collect();
         self.read(target, &mut of);
         let mut drafts = Vec::with_capacity(wanted.len());
         let mut choices = Vec::with_capacity(wanted.len());
-        for Wanted { id, tokens, sequence, count, choice } in wanted.iter_mut() {
+        for Wanted { id, tokens, sequence, count, choose, draft } in wanted.iter_mut() {
             let feature = self.answers.get(id).map_or(&[][..], |f| f.last(self.width));
             let token = tokens.last().copied().unwrap_or(0);
             drafts.push(HeadDraft { sequence, token, feature, count: *count });
-            choices.push(choice);
+            choices.push((*choose, draft));
         }
-        let scratch = &mut self.scratch;
         target.head_draft_by(&mut drafts, |index, logits| {
-            let choice = &mut choices[index];
-            let (token, probability) = choice.choose(logits, scratch);
-            choice.draft.push(token, bucket(probability));
+            let (choose, draft) = &mut choices[index];
+            let (token, probability) = choose(logits, draft.tokens.len());
+            draft.push(token, bucket(probability));
             (token, probability)
         });
         Ok(())
@@ -152,7 +149,7 @@ impl Source for HeadSource {
             let Some(follower) = self.answers.get_mut(&passed.id) else { continue };
             follower.forget_old(KEPT, self.width);
         }
-        let mut of: Vec<(RequestId, &[u32], &mut Sequence)> = passed
+        let mut of: Vec<(AnswerId, &[u32], &mut Sequence)> = passed
             .iter_mut()
             .filter(|passed| passed.is_prompt)
             .map(|passed| (passed.id, passed.tokens, &mut *passed.sequence))
@@ -163,14 +160,14 @@ impl Source for HeadSource {
     fn catch_up(
         &mut self,
         target: &mut Runner,
-        id: RequestId,
+        id: AnswerId,
         tokens: &[u32],
         sequence: &mut Sequence,
     ) {
         self.read(target, &mut [(id, tokens, sequence)]);
     }
 
-    fn forget(&mut self, id: RequestId, _tokens: &[u32]) {
+    fn forget(&mut self, id: AnswerId, _tokens: &[u32]) {
         self.answers.remove(&id);
     }
 }

@@ -9,7 +9,7 @@ use state::{Memory, Sequence};
 use crate::heads;
 
 /// How the rows of logits that a batch asks for are read.
-pub(crate) enum Reader<'a> {
+pub enum Reader<'a> {
     /// One after another: the row and its values.
     InOrder(&'a mut dyn FnMut(usize, &[f32])),
     /// Those of different segments in parallel, on all threads: the segment, the row and its values.

@@ -7,10 +7,11 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::SourceKind;
+use runtime::{Result, Runner};
+
 use super::controller::Offer;
 use super::source::{Source, Wanted};
-use crate::{RequestId, Result, Runner};
+use super::{AnswerId, SourceKind};
 
 /// Tokens of a run, the longest first.
 const RUNS: [usize; 3] = [4, 3, 2];
@@ -30,7 +31,7 @@ const SILENCE: usize = 32;
 /// Looks up what is repeated.
 #[derive(Debug, Default)]
 pub(crate) struct NGram {
-    answers: HashMap<RequestId, Index>,
+    answers: HashMap<AnswerId, Index>,
 }
 
 /// Where runs of tokens of one answer were seen last.
@@ -136,7 +137,7 @@ impl Source for NGram {
         SourceKind::NGram
     }
 
-    fn offer(&mut self, id: RequestId, tokens: &[u32], most: usize) -> Option<Offer> {
+    fn offer(&mut self, id: AnswerId, tokens: &[u32], most: usize) -> Option<Offer> {
         let index = self.answers.entry(id).or_default();
         index.extend(tokens);
         if tokens.len() < index.silent_until {
@@ -149,18 +150,18 @@ impl Source for NGram {
     }
 
     fn draft(&mut self, _target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()> {
-        for Wanted { id, tokens, count, choice, .. } in wanted {
+        for Wanted { id, tokens, count, draft, .. } in wanted {
             let found = self.answers.get(id).and_then(|index| index.find(tokens));
             let Some((at, same)) = found else { continue };
             for index in 0..*count {
-                let token = follow(tokens, at, &choice.draft.tokens, index);
-                choice.draft.push(token, bucket(same));
+                let token = follow(tokens, at, &draft.tokens, index);
+                draft.push(token, bucket(same));
             }
         }
         Ok(())
     }
 
-    fn observe(&mut self, id: RequestId, verified: usize, accepted: usize) {
+    fn observe(&mut self, id: AnswerId, verified: usize, accepted: usize) {
         let Some(index) = self.answers.get_mut(&id).filter(|_| verified > 0) else { return };
         index.failures = if accepted > 0 { 0 } else { index.failures + 1 };
         if index.failures >= FAILURES {
@@ -169,7 +170,7 @@ impl Source for NGram {
         }
     }
 
-    fn forget(&mut self, id: RequestId, _tokens: &[u32]) {
+    fn forget(&mut self, id: AnswerId, _tokens: &[u32]) {
         self.answers.remove(&id);
     }
 }
@@ -181,8 +182,8 @@ mod tests {
     #[track_caller]
     fn check(tokens: &[u32], expect: Option<(&[u32], u8)>) {
         let mut source = NGram::default();
-        let offer = source.offer(RequestId(0), tokens, 8);
-        let index = &source.answers[&RequestId(0)];
+        let offer = source.offer(AnswerId(0), tokens, 8);
+        let index = &source.answers[&AnswerId(0)];
         let found = offer.map(|offer| {
             let at = index.find(tokens).unwrap().0;
             let mut draft = Vec::new();
@@ -193,10 +194,10 @@ mod tests {
         // Token by token it finds the same.
         let mut source = NGram::default();
         for len in 1..=tokens.len() {
-            source.offer(RequestId(0), &tokens[..len], 8);
+            source.offer(AnswerId(0), &tokens[..len], 8);
         }
         if !tokens.is_empty() {
-            assert_eq!(source.answers[&RequestId(0)].find(tokens), index.find(tokens));
+            assert_eq!(source.answers[&AnswerId(0)].find(tokens), index.find(tokens));
         }
     }
 
@@ -221,7 +222,7 @@ mod tests {
     #[test]
     fn after_two_failures_it_is_silent_for_a_while() {
         let mut source = NGram::default();
-        let id = RequestId(3);
+        let id = AnswerId(3);
         let mut tokens = vec![1, 2, 3, 4, 1, 2, 3];
         assert!(source.offer(id, &tokens, 4).is_some());
         source.observe(id, 2, 0);

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use checkpoint::{Checkpoint, Dtype};
-use engine::{Options, Plan, PlanRequest, Runner, Streaming};
 use model::DecoderSpec;
+use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 
 const PEBBLE: &str = "models/pebble";
 const MIXED: &str = "testdata/models/qwen3_moe-mixed";

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
-use engine::{Options, Runner};
 use machine::cpu::Isa;
 use model::{Batch, Logits, SegmentKind};
+use runtime::{Options, Runner};
 
 /// Each architecture, and among them the usual formats.
 const MODELS: [&str; 15] = [

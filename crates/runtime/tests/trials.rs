@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use compute::{CpuBackend, ExpertBank, Step, Trial};
-use engine::{Options, Plan, PlanRequest, Runner};
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use experts::routing_log::{self, Header, LoggedVisit};
 use experts::simulate::{Policy, run};
 use experts::{Device, StreamedBank};
 use model::{Batch, Caching, Decoder, DecoderSpec, Logits, SegmentKind};
+use runtime::{Options, Plan, PlanRequest, Runner};
 use state::{Capacity, Memory, Sequence};
 
 const SEQUENCES: usize = 3;
