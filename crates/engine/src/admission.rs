@@ -1,24 +1,26 @@
-//! Who gets a sequence, and who gives one back.
+//! Which requests get a sequence, and which give one back.
 //!
 //! A request is admitted if the pool holds its prompt and the next part of an answer beside those of the others;
-//! the prefix cache counts as free. The line is in rounds: an ask that wants several answers has one of them in each,
-//! and whoever comes stands in the next round, so nobody waits for all answers to another; an answer is passed by those
-//! who come before its round begins. The first in line is not overtaken, except while it waits for somebody else to
-//! read what both begin with. When a step runs out of pages, entries of the prefix cache go first, then the
-//! sequences of those that are paused, then those of the youngest: they wait at the head of the line and are read
-//! again.
-//! Invariant: the oldest request always finds room, so somebody always advances.
+//! the prefix cache counts as free. The queue is in rounds: an ask that wants several answers has one of them in each,
+//! and a new request stands in the next round, so none waits for all answers to another; an answer is passed by requests
+//! that come before its round begins. The first in the queue is not overtaken, except while it waits for another request
+//! to read what both begin with. When a step runs out of pages, entries of the prefix cache go first, then the sequences
+//! of paused requests, then those of the youngest: these wait at the head of the queue and are read again.
+//!
+//! Invariant: the oldest request always finds room, so one always advances.
 
 use compute::memory::BLOCK;
-use state::{Sequence, Worth, common_prefix};
-
-use crate::engine::{Engine, expect, is_worth_sharing, shared, worth_of_turn};
-use crate::job::{Active, Hold, Job, Standing};
-use crate::{Event, FinishReason};
 use runtime::Options;
 use speculation::Draft;
+use state::{Sequence, Worth, common_prefix};
 
-/// Positions of each answer that must fit when a request is admitted; who writes more may have to be preempted.
+use crate::Event;
+use crate::job::{Active, Hold, Job, is_worth_sharing};
+use crate::load::Counters;
+use crate::pool::{Pool, worth_of_turn};
+use crate::queue::Queue;
+
+/// Positions of each answer that must fit when a request is admitted; one that writes more may be preempted.
 const ANSWER_POSITIONS: usize = 256;
 
 /// The first length at which a prompt takes a checkpoint unasked; then at every doubling.
@@ -27,46 +29,19 @@ const FIRST_SPACED: usize = 512;
 /// Waiting requests that are looked at when one is admitted, for what they have in common with it.
 const EXPECTED: usize = 64;
 
-impl Engine {
-    /// Lets go of what was cancelled.
-    pub(crate) fn drop_cancelled(&mut self, events: &mut Vec<Event>) {
-        for id in std::mem::take(&mut self.cancelled) {
-            let reason = FinishReason::Cancelled;
-            let waiting = self.waiting.iter().position(|job| job.id == id);
-            let aside = self.aside.iter().position(|job| job.id == id);
-            let job = match (waiting, aside) {
-                (Some(index), _) => self.waiting.remove(index),
-                (None, Some(index)) => Some(self.aside.remove(index)),
-                (None, None) => None,
-            };
-            if let Some(job) = job {
-                self.is_blocked = false;
-                events.push(Event::Finished { id, reason, usage: job.usage });
-            } else if let Some(index) = self.active.iter().position(|active| active.job.id == id) {
-                self.finish(index, reason, events);
-            }
-        }
-    }
-
-    /// The place in the line of the answer of this number to an ask that comes now.
-    pub(crate) fn standing(&self, choice: usize) -> Standing {
-        Standing { round: self.round + 1 + choice as u64, choice }
-    }
-
-    /// Puts a request behind all that stand no further back. Who was preempted stands in a round that has begun.
-    pub(crate) fn line_up(&mut self, job: Job) {
-        let later =
-            self.waiting.iter().rev().take_while(|other| other.standing > job.standing).count();
-        self.waiting.insert(self.waiting.len() - later, job);
-    }
-
+impl Queue {
     /// Takes in what waits, as far as there is room.
-    pub(crate) fn admit(&mut self, events: &mut Vec<Event>) {
-        while let Some(index) = self.first_in_line() {
-            match self.place(index) {
+    pub(crate) fn admit(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        events: &mut Vec<Event>,
+    ) {
+        while let Some(index) = self.first_in_line(pool) {
+            match self.place(index, pool, counters) {
                 Ok(true) => {}
                 Ok(false) => {
-                    if !self.set_aside(true) {
+                    if !self.set_aside(true, pool) {
                         self.is_blocked = true;
                     }
                 }
@@ -79,22 +54,22 @@ impl Engine {
     }
 
     /// The waiting request that is next, if there is a sequence for it.
-    fn first_in_line(&mut self) -> Option<usize> {
-        let is_full = self.active.len() >= self.runner.options().sequences;
-        let somebody_is_paused = self.active.iter().any(|active| active.job.is_paused);
-        if self.is_blocked || (is_full && !somebody_is_paused) {
+    fn first_in_line(&mut self, pool: &mut Pool) -> Option<usize> {
+        let is_full = self.active.len() >= pool.runner.options().sequences;
+        let one_is_paused = self.active.iter().any(|active| active.job.is_paused);
+        if self.is_blocked || (is_full && !one_is_paused) {
             return None;
         }
         let next = (0..self.waiting.len())
-            .find(|&index| !self.waiting[index].is_paused && !self.is_held(index))?;
+            .find(|&index| !self.waiting[index].is_paused && !self.is_held(index, pool))?;
         if is_full {
-            self.set_aside(true);
+            self.set_aside(true, pool);
         }
         Some(next)
     }
 
     /// Whether a waiting request had better wait until another has read what both begin with.
-    fn is_held(&mut self, index: usize) -> bool {
+    fn is_held(&mut self, index: usize, pool: &Pool) -> bool {
         let job = &self.waiting[index];
         if let Some(hold) = job.hold {
             let holds = |active: &Active| {
@@ -106,13 +81,13 @@ impl Engine {
                 return true;
             }
         }
-        let ready = self.reach(job);
+        let ready = self.reach(job, pool);
         let mut longest: Option<(usize, usize)> = None;
         for (other, active) in self.active.iter().enumerate() {
             if active.job.is_paused || !active.is_prefilling() {
                 continue;
             }
-            let shared = shared(active, job, self.is_rewindable);
+            let shared = active.shared(job, pool.is_rewindable);
             let is_ahead = shared > active.sequence.len() && shared >= ready + BLOCK;
             if is_ahead && is_worth_sharing(shared, job) && longest.is_none_or(|l| l.1 < shared) {
                 longest = Some((other, shared));
@@ -120,7 +95,7 @@ impl Engine {
         }
         let hold = longest.map(|(other, until)| {
             let active = &mut self.active[other];
-            expect(active, job, self.is_rewindable);
+            active.expect(job, pool.is_rewindable);
             Hold { on: active.job.id, until }
         });
         self.waiting[index].hold = hold;
@@ -128,19 +103,24 @@ impl Engine {
     }
 
     /// Tokens of a waiting request that need not be computed.
-    fn reach(&self, job: &Job) -> usize {
+    fn reach(&self, job: &Job, pool: &Pool) -> usize {
         let (tokens, most) = (&job.tokens, job.most_cached());
         let active = self.active.iter().map(|active| active.reach(tokens, most));
-        active.max().unwrap_or(0).max(self.cache.reach(tokens, most))
+        active.max().unwrap_or(0).max(pool.cache.reach(tokens, most))
     }
 
     /// Gives a waiting request a sequence, unless the pool has no room for it now.
-    fn place(&mut self, index: usize) -> state::Result<bool> {
-        let sequence = self.begin(index)?;
+    fn place(
+        &mut self,
+        index: usize,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) -> state::Result<bool> {
+        let sequence = self.begin(index, pool)?;
         let job = &self.waiting[index];
         // Alone it always fits.
         if !self.active.is_empty() {
-            let Options { context, chunk, .. } = *self.runner.options();
+            let Options { context, chunk, .. } = *pool.runner.options();
             let growth = |job: &Job, sequence: &Sequence| {
                 let rest = job.max_tokens.saturating_sub(job.generated()).min(ANSWER_POSITIONS);
                 (job.tokens.len() + rest).min(context).saturating_sub(sequence.len())
@@ -149,11 +129,11 @@ impl Engine {
             let all = active.chain([(job, &sequence)]);
             let all: Vec<_> =
                 all.map(|(job, sequence)| (sequence, growth(job, sequence))).collect();
-            if !self.runner.memory().can_hold(&all, chunk) {
+            if !pool.runner.memory().can_hold(&all, chunk) {
                 return Ok(false);
             }
         }
-        let stops = self.stops(job, sequence.len());
+        let stops = self.stops(job, sequence.len(), pool);
         let Some(mut job) = self.waiting.remove(index) else { return Ok(false) };
         job.hold = None;
         self.round = self.round.max(job.standing.round);
@@ -162,48 +142,42 @@ impl Engine {
             job.order = self.number();
             job.usage.cached_tokens = sequence.len();
             job.usage.queue_seconds = job.submitted.elapsed().as_secs_f64();
-            self.counters.prompt_tokens_cached += sequence.len() as u64;
+            counters.prompt_tokens_cached += sequence.len() as u64;
         }
         let cached = sequence.len();
         let draft = Draft::default();
         let mut active = Active { job, sequence, cached, stops: Vec::new(), rows: 0, draft };
         stops.into_iter().for_each(|(len, worth)| active.stop_at(len, worth));
         for job in self.waiting.iter().take(EXPECTED) {
-            expect(&mut active, job, self.is_rewindable);
+            active.expect(job, pool.is_rewindable);
         }
         self.active.push(active);
         Ok(true)
     }
 
-    /// A sequence that holds as much of a waiting request's tokens as anybody has computed.
-    fn begin(&mut self, index: usize) -> state::Result<Sequence> {
+    /// A sequence that holds as much of a waiting request's tokens as have been computed for any.
+    fn begin(&mut self, index: usize, pool: &mut Pool) -> state::Result<Sequence> {
         let job = &self.waiting[index];
         let (tokens, most) = (&job.tokens, job.most_cached());
         let reaches = self.active.iter().map(|active| active.reach(tokens, most));
         let active = reaches.enumerate().max_by_key(|reach| reach.1);
         if let Some((other, reach)) = active
-            && reach > self.cache.reach(tokens, most)
+            && reach > pool.cache.reach(tokens, most)
         {
             let mut sequence = self.active[other].sequence.fork();
             sequence.truncate(reach)?;
             return Ok(sequence);
         }
-        if let Some(sequence) = self.cache.find(tokens, most) {
-            return Ok(sequence);
-        }
-        loop {
-            match self.runner.new_sequence() {
-                Ok(sequence) => return Ok(sequence),
-                Err(error) if !self.cache.evict() => return Err(error),
-                Err(_) => {}
-            }
+        match pool.cache.find(tokens, most) {
+            Some(sequence) => Ok(sequence),
+            None => pool.sequence(),
         }
     }
 
     /// Where a prompt should stop for a checkpoint: at the caller's hints, at its end, at every doubling, and where
     /// it leaves what others began with, for the next that does.
-    fn stops(&self, job: &Job, cached: usize) -> Vec<(usize, Worth)> {
-        if self.is_rewindable || !self.keeps_entries {
+    fn stops(&self, job: &Job, cached: usize, pool: &Pool) -> Vec<(usize, Worth)> {
+        if pool.is_rewindable || !pool.keeps_entries {
             return Vec::new();
         }
         let mut stops: Vec<(usize, Worth)> =
@@ -214,13 +188,13 @@ impl Engine {
             stops.push((job.prompt_len, Worth::Turn));
         }
         let active = self.active.iter().map(|other| common_prefix(&other.job.tokens, &job.tokens));
-        let common = active.max().unwrap_or(0).max(self.cache.longest_common(&job.tokens));
+        let common = active.max().unwrap_or(0).max(pool.cache.longest_common(&job.tokens));
         let divergence = common.min(job.most_cached()) / BLOCK * BLOCK;
         if divergence > cached {
             stops.push((divergence, Worth::Turn));
         }
         // Shorter ones would cut chunks, and where experts come from the disk a step costs its reads.
-        let first = FIRST_SPACED.max(self.runner.options().chunk.next_power_of_two());
+        let first = FIRST_SPACED.max(pool.runner.options().chunk.next_power_of_two());
         let spaced = std::iter::successors(Some(first), |len| len.checked_mul(2));
         let spaced = spaced.take_while(|&len| len < job.prompt_len);
         stops.extend(spaced.map(|len| (len, Worth::Spaced)));
@@ -228,7 +202,12 @@ impl Engine {
     }
 
     /// Finds pages for all rows that were scheduled, the oldest request first.
-    pub(crate) fn reserve(&mut self, events: &mut Vec<Event>) {
+    pub(crate) fn reserve(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        events: &mut Vec<Event>,
+    ) {
         let scheduled = self.active.iter().filter(|active| active.rows > 0);
         let mut orders: Vec<u64> = scheduled.map(|active| active.job.order).collect();
         orders.sort_unstable();
@@ -236,21 +215,21 @@ impl Engine {
             // It may have been preempted.
             while let Some(index) = self.active.iter().position(|a| a.job.order == order) {
                 let Active { sequence, rows, draft, .. } = &mut self.active[index];
-                let Err(error) = self.runner.reserve(sequence, *rows) else { break };
+                let Err(error) = pool.runner.reserve(sequence, *rows) else { break };
                 if !draft.tokens.is_empty() {
-                    // Nobody gives anything up for what may turn out wrong.
+                    // Nothing is given up for what may turn out wrong.
                     *rows -= draft.tokens.len();
                     draft.clear();
                     continue;
                 }
-                if self.make_room(order) {
+                if self.make_room(order, pool, counters) {
                     continue;
                 }
                 if self.active.len() > 1 {
                     // The youngest waits with what it has until an older one ends, or takes it.
                     self.active[index].rows = 0;
                 } else {
-                    let id = self.release(index).job.id;
+                    let id = self.release(index, pool).job.id;
                     events.push(Event::Failed { id, error: error.into() });
                 }
                 break;
@@ -258,31 +237,30 @@ impl Engine {
         }
     }
 
-    /// Takes pages from whoever needs them least. Whether there was anybody.
-    fn make_room(&mut self, order: u64) -> bool {
-        if self.cache.evict() || self.set_aside(false) {
+    /// Takes pages from what needs them least. Whether there was anything.
+    fn make_room(&mut self, order: u64, pool: &mut Pool, counters: &mut Counters) -> bool {
+        if pool.cache.evict() || self.set_aside(false, pool) {
             return true;
         }
         let younger = self.active.iter().enumerate().filter(|(_, a)| a.job.order > order);
         let Some((index, _)) = younger.max_by_key(|(_, active)| active.job.order) else {
             return false;
         };
-        let job = self.release(index).job;
+        let job = self.release(index, pool).job;
         self.waiting.push_front(job);
-        self.counters.preemptions += 1;
+        counters.preemptions += 1;
         true
     }
 
     /// Takes the sequence of a request that is paused, the youngest. Whether there was one.
-    fn set_aside(&mut self, keep: bool) -> bool {
+    fn set_aside(&mut self, keep: bool, pool: &mut Pool) -> bool {
         let paused = self.active.iter().enumerate().filter(|(_, active)| active.job.is_paused);
         let Some((index, _)) = paused.max_by_key(|(_, active)| active.job.order) else {
             return false;
         };
-        let Active { job, sequence, .. } = self.release(index);
+        let Active { job, sequence, .. } = self.release(index, pool);
         if keep {
-            let worth = worth_of_turn(sequence.len());
-            self.cache.insert(&job.tokens[..sequence.len()], sequence, worth);
+            pool.keep(&job, sequence);
         }
         self.aside.push(job);
         true

@@ -3,10 +3,11 @@
 
 use std::cell::RefCell;
 
+use grammar::Constraint;
+
 use crate::job::Job;
 use crate::sampler::{Sampled, SamplingParams, Scratch, TokenCounts, sample};
-use crate::{Error, FinishReason, Result};
-use grammar::Constraint;
+use crate::{Error, FinishReason, RequestId, Result};
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
@@ -16,17 +17,20 @@ thread_local! {
 pub(crate) struct Outcome {
     /// Index of the request.
     pub(crate) index: usize,
+    pub(crate) id: RequestId,
     /// Its tokens, and why they are the last. The stop token is not among them.
     pub(crate) drawn: Vec<Sampled>,
     pub(crate) end: Option<FinishReason>,
     /// Rows that were right: each gave a token, or the end.
     pub(crate) rows: usize,
     pub(crate) error: Option<Error>,
+    /// How far a prompt has come: tokens that are in, all of them, and those that came from the prefix cache.
+    pub(crate) read: Option<(usize, usize, usize)>,
 }
 
 impl Outcome {
-    pub(crate) fn new(index: usize) -> Outcome {
-        Outcome { index, drawn: Vec::new(), end: None, rows: 0, error: None }
+    pub(crate) fn new(index: usize, id: RequestId) -> Outcome {
+        Outcome { index, id, drawn: Vec::new(), end: None, rows: 0, error: None, read: None }
     }
 }
 

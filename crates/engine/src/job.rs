@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use compute::memory::BLOCK;
+use grammar::Constraint;
+use speculation::Draft;
 use state::{Sequence, Worth, common_prefix};
 
 use crate::sampler::{SamplingParams, TokenCounts};
 use crate::{Request, RequestId, Usage};
-use grammar::Constraint;
-use speculation::Draft;
 
 /// Hints of a request that are used: each ends a chunk early.
 const MOST_HINTS: usize = 4;
@@ -147,6 +148,24 @@ impl Active {
         if self.sequence.check_truncate(len).is_ok() { len } else { 0 }
     }
 
+    /// Tokens that a waiting request could take over, once they are in; of models that cannot be rewound the whole
+    /// blocks of them, where this one is made to stop.
+    pub(crate) fn shared(&self, job: &Job, is_rewindable: bool) -> usize {
+        let shared = common_prefix(&self.job.tokens, &job.tokens).min(job.most_cached());
+        if is_rewindable { shared } else { shared / BLOCK * BLOCK }
+    }
+
+    /// Makes a prompt that is being read stop where a waiting request will want to begin.
+    pub(crate) fn expect(&mut self, job: &Job, is_rewindable: bool) {
+        if is_rewindable || !self.is_prefilling() {
+            return;
+        }
+        let shared = self.shared(job, is_rewindable);
+        if is_worth_sharing(shared, job) {
+            self.stop_at(shared, Worth::Turn);
+        }
+    }
+
     /// Adds a place for a checkpoint, if it is still ahead.
     pub(crate) fn stop_at(&mut self, len: usize, worth: Worth) {
         if len <= self.sequence.len() || len > self.job.tokens.len() {
@@ -165,4 +184,9 @@ impl Active {
         let passed = self.stops.partition_point(|stop| stop.0 <= len);
         self.stops.drain(..passed).find(|stop| stop.0 == len).map(|stop| stop.1)
     }
+}
+
+/// Whether sharing so much is worth waiting for.
+pub(crate) fn is_worth_sharing(shared: usize, job: &Job) -> bool {
+    shared >= BLOCK && 2 * shared >= job.tokens.len()
 }

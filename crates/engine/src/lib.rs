@@ -1,6 +1,6 @@
-//! The loop: plan, then step after step of schedule → forward → sample → emit.
+//! Requests in, tokens out: step after step of admit → schedule → draft → reserve → forward → commit.
 //!
-//! [`Runner`] is a loaded model with its memory: it runs batches. [`Engine`] serves requests with it.
+//! A [`runtime::Runner`] is a loaded model with its memory: it runs batches. [`Engine`] serves requests with it.
 //! Nothing here knows HTTP or terminals; the engine belongs to the thread that calls `step`.
 
 #![forbid(unsafe_code)]
@@ -11,6 +11,8 @@ mod engine;
 mod error;
 mod job;
 mod load;
+mod pool;
+mod queue;
 mod request;
 mod sampler;
 mod schedule;

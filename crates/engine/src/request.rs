@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use grammar::Constraint;
+
 use crate::Error;
 use crate::sampler::{Sampled, SamplingParams};
-use grammar::Constraint;
 
 /// What is asked for.
 #[derive(Clone, Debug, Default)]

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use compute::{CpuBackend, ExpertBank, ResidentBank, Step, Tape};
+use experts::reader::Method;
 use experts::{Device, StreamedBank};
 use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Progress, SegmentKind};
 use state::{Capacity, Layout, Memory, Sequence};
-
-use experts::reader::Method;
 
 use crate::pass::{self, Pass, Reader};
 use crate::{Error, Options, Result, heads, streaming};
@@ -202,16 +201,6 @@ impl Runner {
         sequences: &mut [&mut Sequence],
         mut row: impl FnMut(usize, &[f32]),
     ) -> Result<Vec<SequenceFailure>> {
-        self.forward_for(batch, sequences, Reader::InOrder(&mut row))
-    }
-
-    /// The same for any reader.
-    pub fn forward_for(
-        &mut self,
-        batch: &Batch,
-        sequences: &mut [&mut Sequence],
-        reader: Reader<'_>,
-    ) -> Result<Vec<SequenceFailure>> {
         self.check(batch, sequences)?;
         for segment in &batch.segments {
             if let Err(error) = self.memory.prepare(sequences[segment.sequence], segment.count) {
@@ -220,6 +209,26 @@ impl Runner {
                 return Err(error.into());
             }
         }
+        Ok(self.run(batch, sequences, Reader::InOrder(&mut row)))
+    }
+
+    /// The same for any reader, in room that [`Runner::reserve`] has made.
+    pub fn forward_reserved(
+        &mut self,
+        batch: &Batch,
+        sequences: &mut [&mut Sequence],
+        reader: Reader<'_>,
+    ) -> Result<Vec<SequenceFailure>> {
+        self.check(batch, sequences)?;
+        Ok(self.run(batch, sequences, reader))
+    }
+
+    fn run(
+        &mut self,
+        batch: &Batch,
+        sequences: &mut [&mut Sequence],
+        reader: Reader<'_>,
+    ) -> Vec<SequenceFailure> {
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let head = self.head.as_ref().filter(|_| !self.head_rests);
         let asking = head.map(|head| heads::asking(head, batch));
@@ -239,7 +248,7 @@ impl Runner {
                 failures.push(SequenceFailure { sequence: segment.sequence, error });
             }
         }
-        Ok(failures)
+        failures
     }
 
     /// After [`Runner::forward`]: the first `counts[i]` rows of each segment `i` that was verified are right. Their
