@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use machine::pages::Pages;
 
-use crate::{Activation, Error, Float, Matrix, Tally, Weight};
+use crate::{Error, Float, Matrix, Tally, Weight};
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
@@ -66,12 +66,6 @@ pub type Take<'a> = &'a mut dyn FnMut(&[(u32, Expert<'_>)]);
 ///
 /// A bank may hold them in memory or bring them from a disk; model code cannot tell which.
 pub trait ExpertBank: Send + Sync {
-    /// Width of an expert's hidden layer.
-    fn intermediate(&self) -> usize;
-
-    /// How gate and up meet.
-    fn activation(&self) -> Activation;
-
     /// Starts to bring the `wanted` experts of a layer, the most used first, for `rows` rows. `trials`
     /// says who wants each of them where the step has drafted rows, and is empty where it has none.
     fn visit<'a>(
@@ -177,8 +171,6 @@ impl ResidentExpert {
 /// A bank whose experts are all in memory.
 #[derive(Debug)]
 pub struct ResidentBank {
-    intermediate: usize,
-    activation: Activation,
     /// By layer (empty for layers without experts), then expert.
     layers: Vec<Vec<ResidentExpert>>,
     tally: Tally,
@@ -186,13 +178,9 @@ pub struct ResidentBank {
 
 impl ResidentBank {
     /// A bank over weights that are already loaded.
-    pub fn new(
-        intermediate: usize,
-        activation: Activation,
-        layers: Vec<Vec<ResidentExpert>>,
-    ) -> Self {
+    pub fn new(layers: Vec<Vec<ResidentExpert>>) -> Self {
         let tally = Tally::new(layers.iter().map(Vec::len));
-        ResidentBank { intermediate, activation, layers, tally }
+        ResidentBank { layers, tally }
     }
 
     /// Bytes of all experts.
@@ -202,14 +190,6 @@ impl ResidentBank {
 }
 
 impl ExpertBank for ResidentBank {
-    fn intermediate(&self) -> usize {
-        self.intermediate
-    }
-
-    fn activation(&self) -> Activation {
-        self.activation
-    }
-
     fn tally(&self) -> &Tally {
         &self.tally
     }

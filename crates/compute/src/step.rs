@@ -312,13 +312,14 @@ pub trait Step {
         scheme: RoutingScheme,
         expert_scale: Option<&[f32]>,
     ) -> Routing;
-    /// The routed experts' outputs, weighted and summed in rank order, then the shared expert's. A
-    /// row whose expert could not be brought goes on without it; [`Step::failures`] tells.
+    /// The routed experts' outputs, weighted and summed in rank order, then the shared expert's; `activation` is how
+    /// gate and up meet in all of them. A row whose expert could not be brought goes on without it; [`Step::failures`] tells.
     fn moe(
         &mut self,
         layer: usize,
         x: Tensor,
         routing: Routing,
+        activation: Activation,
         bank: &dyn ExpertBank,
         shared: Option<SharedExpert<'_>>,
     ) -> Tensor;

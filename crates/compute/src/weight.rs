@@ -138,19 +138,6 @@ impl<'a> Matrix<'a> {
     pub fn bytes(&self) -> usize {
         self.codes.len() + self.scales.len() + self.biases.len()
     }
-
-    /// The rows `start..start + count` as a matrix of their own.
-    pub fn row_range(&self, start: usize, count: usize) -> Matrix<'a> {
-        let part =
-            |bytes: &'a [u8], per_row: usize| &bytes[start * per_row..(start + count) * per_row];
-        Matrix {
-            rows: count,
-            codes: part(self.codes, self.encoding.row_bytes(self.cols)),
-            scales: part(self.scales, self.encoding.scale_bytes(self.cols)),
-            biases: part(self.biases, self.encoding.bias_bytes(self.cols)),
-            ..*self
-        }
-    }
 }
 
 /// Huge-page memory for weights, to be filled and then shared by one or more of them.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use compute::{Activation, ExpertBank, Tally, Trial, Visit};
+use compute::{ExpertBank, Tally, Trial, Visit};
 use machine::pages::Pages;
 
 use crate::cache::Cache;
@@ -25,10 +25,6 @@ use crate::{Error, Result};
 /// What a bank is made of.
 #[derive(Clone, Debug)]
 pub struct BankOptions {
-    /// How gate and up meet.
-    pub activation: Activation,
-    /// Width of an expert's hidden layer.
-    pub intermediate: usize,
     /// Slots of each size.
     pub slots: Slots,
     /// How reads are queued.
@@ -317,14 +313,6 @@ impl StreamedBank {
 }
 
 impl ExpertBank for StreamedBank {
-    fn intermediate(&self) -> usize {
-        self.options.intermediate
-    }
-
-    fn activation(&self) -> Activation {
-        self.options.activation
-    }
-
     fn tally(&self) -> &Tally {
         &self.tally
     }

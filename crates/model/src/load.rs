@@ -166,10 +166,10 @@ pub(crate) fn bank_of_layers(
     hidden: usize,
 ) -> Result<Option<ResidentBank>> {
     let mut layers: Vec<Vec<ResidentExpert>> = specs.iter().map(|_| Vec::new()).collect();
-    let mut first = None;
+    let mut has_experts = false;
     for (layer, spec) in specs.iter().enumerate() {
         let FeedForwardSpec::Moe(moe) = &spec.feed_forward else { continue };
-        first = first.or(Some((moe.intermediate, moe.activation)));
+        has_experts = true;
         let layout = &moe.experts;
         let shapes = moe.shapes(hidden);
         let sizes = shapes.map(|(rows, cols, encoding)| encoding.matrix_bytes(rows, cols));
@@ -216,7 +216,7 @@ pub(crate) fn bank_of_layers(
             })
             .collect();
     }
-    Ok(first.map(|(intermediate, activation)| ResidentBank::new(intermediate, activation, layers)))
+    Ok(has_experts.then(|| ResidentBank::new(layers)))
 }
 
 /// Runs `f` for each item on a few threads; reading is a wait as much as it is work.

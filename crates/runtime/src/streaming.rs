@@ -123,14 +123,9 @@ pub(crate) fn bank(
     method: Method,
     options: &Options,
 ) -> Result<StreamedBank> {
-    let (activation, intermediate) = spec
-        .moe_layers()
-        .next()
-        .map(|(_, moe)| (moe.activation, moe.intermediate))
-        .unwrap_or((compute::Activation::SwiGlu, 0));
     let slots = slots.clone();
     let Options { stall, look_ahead, .. } = *options;
-    let options = BankOptions { activation, intermediate, slots, method, stall, look_ahead };
+    let options = BankOptions { slots, method, stall, look_ahead };
     Ok(StreamedBank::new(layers(spec), device, options)?)
 }
 

@@ -216,7 +216,7 @@ fn forks_and_restored_checkpoints_go_on_as_if_alone() {
             feed(&mut sequence, &left, &want_left, "the original");
             feed(&mut other, &right, &want_right, "its fork");
             drop(other);
-            sequence.restore(&checkpoint);
+            sequence = checkpoint.fork();
             feed(&mut sequence, &right, &want_right, "restored");
         }
     }

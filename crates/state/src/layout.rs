@@ -77,11 +77,6 @@ impl Layout {
         &self.0
     }
 
-    /// Whether a layer's state cannot be rewound.
-    pub fn is_recurrent(&self) -> bool {
-        self.0.iter().any(|kind| matches!(kind, LayerKind::Recurrent { .. }))
-    }
-
     /// Whether every sequence can be truncated to any length: no state integrates positions and no window lets go
     /// of them.
     pub fn is_rewindable(&self) -> bool {
@@ -184,7 +179,7 @@ mod tests {
         let layers: Vec<_> =
             (0..40).map(|i| if i % 4 == 3 { full(2, 256) } else { delta }).collect();
         let layout = Layout::new(layers).unwrap();
-        assert!(layout.is_recurrent() && !layout.is_rewindable());
+        assert!(!layout.is_rewindable());
         assert_eq!(layout.kv_bytes_per_token(KvFormat::F16), 20_480);
         assert_eq!(layout.kv_bytes(KvFormat::F16, 64), 64 * 20_480);
         assert_eq!(layout.kv_bytes(KvFormat::F32, 65), 2 * 128 * 20_480);
@@ -203,7 +198,7 @@ mod tests {
         assert_eq!(layout.kv_bytes_per_token(KvFormat::F16), 4096);
         assert_eq!(layout.window_bytes(KvFormat::F16), 1024 * 8192);
         assert_eq!(layout.recurrent_bytes(), 0);
-        assert!(!layout.is_recurrent() && !layout.is_rewindable());
+        assert!(!layout.is_rewindable());
         assert!(Layout::new(vec![full(2, 512), LayerKind::Shared(0)]).unwrap().is_rewindable());
     }
 

@@ -223,7 +223,8 @@ impl Memory {
     }
 
     /// How many KV arenas there are.
-    pub fn kv_count(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn kv_count(&self) -> usize {
         self.kv.len()
     }
 
@@ -241,23 +242,24 @@ impl Memory {
         })
     }
 
-    /// Pages of a KV arena that nobody holds.
+    /// Pages of a KV arena that are free.
     pub fn free_pages(&self, arena: usize) -> usize {
         self.kv[arena].pool.free()
     }
 
-    /// Slots of a recurrent arena that nobody holds.
-    pub fn free_slots(&self, arena: usize) -> usize {
+    /// Slots of a recurrent arena that are free.
+    #[cfg(test)]
+    pub(crate) fn free_slots(&self, arena: usize) -> usize {
         self.recurrent[arena].pool.free()
     }
 
-    /// Pages of all KV arenas, and how many of them nobody holds.
+    /// Pages of all KV arenas, and how many of them are free.
     pub fn pages(&self) -> (usize, usize) {
         let counts = self.kv.iter().map(|arena| (arena.bytes.page_count(), arena.pool.free()));
         counts.fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1))
     }
 
-    /// Recurrent states there is room for, each of all recurrent layers, and how many of them nobody holds.
+    /// Recurrent states there is room for, each of all recurrent layers, and how many of them are free.
     pub fn states(&self) -> (usize, usize) {
         let mut layers = vec![0usize; self.recurrent.len()];
         for place in &self.layers {

@@ -234,7 +234,7 @@ impl World {
             Op::Restore { index, from } => {
                 let (from, tokens) = &self.live[from % count];
                 let (checkpoint, tokens) = (from.fork(), tokens.clone());
-                self.live[index % count].0.restore(&checkpoint);
+                self.live[index % count].0 = checkpoint.fork();
                 self.live[index % count].1 = tokens;
             }
             Op::Truncate { index, by } => {
@@ -484,7 +484,7 @@ fn what_a_head_has_taken_in_follows_its_sequence() {
     assert_eq!(sequence.head_len(), 90);
     sequence.truncate(33).unwrap();
     assert_eq!(sequence.head_len(), 33);
-    sequence.restore(&checkpoint);
+    sequence = checkpoint.fork();
     assert_eq!(sequence.head_len(), 90);
 }
 

@@ -197,11 +197,6 @@ impl Sequence {
         Sequence { layers, len: self.len, head_len: self.head_len, prepared: 0 }
     }
 
-    /// Goes back (or forward) to what `checkpoint` remembers; also after a failed step.
-    pub fn restore(&mut self, checkpoint: &Sequence) {
-        *self = checkpoint.fork();
-    }
-
     /// Gives back pages of sliding layers that lie wholly before the last `window + keep + BLOCK` positions. `keep`
     /// is the longest draft: the sequence can still be truncated by that many.
     pub fn release_windows(&mut self, keep: usize) {

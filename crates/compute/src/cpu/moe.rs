@@ -145,6 +145,7 @@ pub(crate) fn run(
     x: &[f32],
     rows: usize,
     routing: &RoutingTable,
+    activation: Activation,
     before: &[RowFailure],
     bank: &dyn ExpertBank,
     shared: Option<&Shared<'_>>,
@@ -179,7 +180,7 @@ pub(crate) fn run(
     quantise(isa, pool, &mut scratch.activations, x, rows, hidden, Forms::ALL);
     let call = Call {
         isa,
-        activation: bank.activation(),
+        activation,
         x,
         rows,
         k,

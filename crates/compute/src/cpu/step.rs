@@ -473,6 +473,7 @@ impl Step for CpuStep<'_> {
         layer: usize,
         x: Tensor,
         routing: Routing,
+        activation: Activation,
         bank: &dyn ExpertBank,
         shared: Option<SharedExpert<'_>>,
     ) -> Tensor {
@@ -496,6 +497,7 @@ impl Step for CpuStep<'_> {
             from,
             x.rows,
             &backend.routing,
+            activation,
             &backend.failures,
             bank,
             shared.as_ref(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use checkpoint::write::{Declaration, header};
 use checkpoint::{Checkpoint, Dtype, ExpertLayout, FileIndex, Projection};
-use compute::{Activation, Encoding, Expert, ExpertBank, Float, Trial, Turn, Visit};
+use compute::{Encoding, Expert, ExpertBank, Float, Trial, Turn, Visit};
 use experts::device::{ALIGNMENT, Access, Device, Fault, Files, Rule};
 use experts::reader::{Method, Queue};
 use experts::{BankOptions, ClassSlots, LayerExperts, Slots, StreamedBank};
@@ -140,8 +140,6 @@ impl Model {
         let classes = vec![ClassSlots { kept: LAYERS * kept, staging }];
         let bytes = ((LAYERS * kept + staging) * EXPERT_BYTES) as u64;
         let options = BankOptions {
-            activation: Activation::SwiGlu,
-            intermediate: ROWS,
             slots: Slots { classes, bytes },
             method: Method { queue: Queue::Threads, depth },
             stall,

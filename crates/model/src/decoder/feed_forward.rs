@@ -28,6 +28,7 @@ pub(crate) struct Moe {
     router: Linear,
     experts_per_token: usize,
     scheme: RoutingScheme,
+    activation: Activation,
     expert_scale: Option<Vec<f32>>,
     shared: Option<Shared>,
     beside: Option<Beside>,
@@ -133,7 +134,7 @@ impl Moe {
             down_proj: &shared.down.weight,
             gate: logits.get(1).copied(),
         });
-        step.moe(layer, x, routing, bank, shared)
+        step.moe(layer, x, routing, self.activation, bank, shared)
     }
 
     /// Asks the router before the layer's mixer has run: it mostly wants the same, and a bank that reads from a
@@ -174,6 +175,7 @@ impl Moe {
             router: loader.linear(&spec.router)?,
             experts_per_token: spec.experts_per_token,
             scheme: spec.scheme,
+            activation: spec.activation,
             expert_scale: spec.expert_scale.as_ref().map(|s| loader.vector(s)).transpose()?,
             shared: match &spec.shared {
                 Some(shared) => Some(Shared {

@@ -177,7 +177,7 @@ impl Layer {
         let (experts, exact) =
             (0..EXPERTS).map(|_| expert(case.encodings, INTERMEDIATE, case.is_gpt_oss)).unzip();
         // Layer 0 has no experts, as in models whose first layers are dense.
-        let bank = ResidentBank::new(INTERMEDIATE, case.activation, vec![Vec::new(), experts]);
+        let bank = ResidentBank::new(vec![Vec::new(), experts]);
         Layer { bank, exact, shared }
     }
 }
@@ -278,6 +278,7 @@ fn run_op(
         &inputs.x,
         inputs.rows,
         &inputs.routing,
+        case.activation,
         &[],
         bank,
         shared.as_ref(),
@@ -297,14 +298,6 @@ struct LateBank<'a> {
 }
 
 impl ExpertBank for LateBank<'_> {
-    fn intermediate(&self) -> usize {
-        self.resident.intermediate()
-    }
-
-    fn activation(&self) -> Activation {
-        self.resident.activation()
-    }
-
     fn tally(&self) -> &Tally {
         self.resident.tally()
     }
