@@ -7,8 +7,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::{GrammarError, Mask};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+
+use crate::{GrammarError, Mask};
 
 /// The trie keeps lengths in ten bits.
 const LONGEST_TOKEN_BYTES: usize = 1000;

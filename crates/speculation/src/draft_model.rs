@@ -7,9 +7,8 @@
 use std::collections::HashMap;
 
 use model::{Batch, Logits, SegmentKind};
-use state::{CacheLimits, PrefixCache, Sequence, Worth};
-
 use runtime::{Result, Runner};
+use state::{CacheLimits, PrefixCache, Sequence, Worth};
 
 use super::controller::Offer;
 use super::source::{Source, Wanted, bucket};

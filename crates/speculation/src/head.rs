@@ -7,9 +7,8 @@
 use std::collections::HashMap;
 
 use model::HeadSpec;
-use state::Sequence;
-
 use runtime::{HeadDraft, HeadTokens, Result, Runner};
+use state::Sequence;
 
 use super::controller::Offer;
 use super::drafter::Passed;

@@ -11,13 +11,14 @@ mod written;
 
 use std::sync::Arc;
 
-use exercise::parse;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use text::Piece;
 use text::tools::{Choice, Tool, ToolFormat};
+
+use exercise::parse;
 use written::{answer, write};
 
 const BYTES: u32 = 256;

@@ -6,11 +6,12 @@
 #[path = "support/exercise.rs"]
 mod exercise;
 
-use exercise::{check_cut_off, check_events, parse, tools};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use text::Piece;
 use text::tools::ToolFormat;
+
+use exercise::{check_cut_off, check_events, parse, tools};
 
 /// What is expected of an answer, in order.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,9 +4,9 @@
 //! difference to an answer (`cache_control`, `metadata`, betas) is ignored, for Claude Code sends all of it.
 //! An image or a document that a tool returned is left out and said to be: it comes again with every later request.
 
-use grammar::Grammar;
 use std::borrow::Cow;
 
+use grammar::Grammar;
 use serde_json::Value;
 
 use super::tools;

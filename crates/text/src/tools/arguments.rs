@@ -3,10 +3,10 @@
 //! A value that can only be a string streams as it comes; any other waits for its end, because its type
 //! is known only then.
 
-use super::parser::Calls;
 use grammar::schema::Types;
 
 use super::convert::convert;
+use super::parser::Calls;
 use super::transcode::{push_escaped, push_string};
 
 /// Writes the arguments of the open call.

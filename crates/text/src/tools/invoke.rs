@@ -1,12 +1,13 @@
 //! MiniMax M2 and DeepSeek V3.2: `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>…</invoke>`, one
 //! or more in a block. DeepSeek writes `｜DSML｜` into every tag and says of each value whether it is a string.
 
+use grammar::schema::Types;
+
 use super::Tool;
 use super::arguments::Arguments;
 use super::lark::{Lark, Layout, Tags};
 use super::parser::{Calls, Reader, Step};
 use super::scan::{Head, Next, Scan, head, next, scan};
-use grammar::schema::Types;
 
 pub(super) const MINIMAX_MARKERS: &[&str] = &["<minimax:tool_call>", "</minimax:tool_call>"];
 pub(super) const DEEPSEEK_MARKERS: &[&str] = &["｜DSML｜"];

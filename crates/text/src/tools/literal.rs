@@ -3,12 +3,12 @@
 //! Objects and lists follow the schema some levels deep; below that, and where a schema allows several types,
 //! any value will do.
 
+use grammar::schema::Types;
 use serde_json::Value;
 
 use super::Tool;
 use super::lark::{Lark, properties, quoted, words};
 use super::tagged::{MOST_OTHERS, has_others};
-use grammar::schema::Types;
 
 /// How deep values follow a schema.
 const DEPTH_LIMIT: usize = 6;

@@ -7,12 +7,12 @@
 
 use std::collections::HashSet;
 
+use grammar::schema::{Alternatives, DEFINITIONS, Types, members, target};
 use serde_json::{Map, Value, json};
 
 use super::scan::NAME_LIMIT_BYTES;
 use super::{Tool, ToolFormat};
 use crate::{Error, Result};
-use grammar::schema::{Alternatives, DEFINITIONS, Types, members, target};
 
 /// Longest name of an argument: readers take [`NAME_LIMIT_BYTES`], with the attributes beside it.
 const KEY_LIMIT_BYTES: usize = NAME_LIMIT_BYTES - 32;

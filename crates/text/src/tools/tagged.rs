@@ -3,11 +3,11 @@
 //! A string keeps to its list of values or to its lengths. `pattern` is left out of account: it is a search in
 //! another dialect of regular expressions, and one that does not compile would fail the request.
 
+use grammar::schema::{Alternatives, Types, members};
 use serde_json::Value;
 
 use super::Tool;
 use super::lark::{Lark, Tags, lark_string, named_schemas, quoted};
-use grammar::schema::{Alternatives, Types, members};
 
 /// Lengths of strings are counted up to here: every count is a state of its own.
 const LENGTH_LIMIT: u64 = 2_000;

@@ -1,8 +1,9 @@
 //! What clients of `/v1/responses` send: what becomes of it, and what is refused with which field named.
 
-use super::*;
 use grammar::Grammar;
 use text::tools::Choice;
+
+use super::*;
 
 /// A request with a question and these fields beside it.
 fn with(more: Value) -> Value {
