@@ -14,9 +14,8 @@ use serde_json::Value;
 
 use crate::config::{CONFIG_LIMIT_BYTES, CONFIG_NAME, add_token_ids};
 use crate::folder::{Bytes, Folder, OpenFile, allocate};
-use crate::{
-    Config, Dtype, Error, FileIndex, Result, Source, Span, Tensor, Warning, safetensors, shards,
-};
+use crate::{Config, Error, FileIndex, Result, Source, Span, Tensor, Warning, safetensors, shards};
+use format::Dtype;
 
 /// The most that is read of a side file. Each is larger than any published: tokenizers have up to 33 MB (Gemma),
 /// tokenizer_config.json up to 1.2 MB, where it lists added tokens, and templates less than 30 KB.

@@ -6,7 +6,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Dtype, Projection};
+use crate::Projection;
+use format::Dtype;
 
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -14,7 +14,8 @@
 use std::fmt;
 
 use crate::linear::BLOCKS;
-use crate::{Checkpoint, Dtype, Encoding, Error, Linear, LinearSlice, Result, Span};
+use crate::{Checkpoint, Error, Linear, LinearSlice, Result, Span};
+use format::{Encoding, Float};
 
 /// One of the three matrices of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -148,8 +149,8 @@ impl ExpertLayout {
     }
 
     /// The type of a projection's ordinary bias, where it has one.
-    pub fn bias_dtype(&self, projection: Projection) -> Option<Dtype> {
-        self.slice(0, projection).bias_dtype
+    pub fn bias_float(&self, projection: Projection) -> Option<Float> {
+        self.slice(0, projection).bias_float
     }
 
     /// How a projection is stored, in every expert.
@@ -253,7 +254,7 @@ impl Search<'_> {
                 let path = format!("{path}.{expert}.{name}");
                 let slice = self.checkpoint.linear(&path, None, rows, columns)?.slice(0);
                 let first = slices.first().unwrap_or(&slice);
-                let form = |slice: &LinearSlice| (slice.encoding, slice.bias_dtype);
+                let form = |slice: &LinearSlice| (slice.encoding, slice.bias_float);
                 if form(first) != form(&slice) {
                     return Err(self.mixed(&path, projection, expert, first, &slice));
                 }
@@ -301,8 +302,8 @@ impl Search<'_> {
         expected: &LinearSlice,
         got: &LinearSlice,
     ) -> Error {
-        let describe = |slice: &LinearSlice| match slice.bias_dtype {
-            Some(bias) => format!("{} with {bias} bias", slice.encoding),
+        let describe = |slice: &LinearSlice| match slice.bias_float {
+            Some(bias) => format!("{} with {} bias", slice.encoding, bias.dtype()),
             None => slice.encoding.to_string(),
         };
         Error::MixedExperts {

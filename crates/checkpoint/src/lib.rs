@@ -11,13 +11,12 @@
 
 mod checkpoint;
 mod config;
-mod dtype;
-mod encoding;
 mod error;
 mod experts;
 mod folder;
 pub mod gguf;
 mod linear;
+mod packed;
 mod quantization;
 mod rows;
 pub mod safetensors;
@@ -29,8 +28,6 @@ pub mod write;
 
 pub use checkpoint::Checkpoint;
 pub use config::Config;
-pub use dtype::Dtype;
-pub use encoding::Encoding;
 pub use error::{Error, Result};
 pub use experts::{ExpertForm, ExpertLayout, Projection};
 pub use folder::{Bytes, Source};

@@ -5,7 +5,8 @@
 //! The experts of gpt-oss as published are `path_blocks` (bytes, `[stack, out, in / 32, 16]`) with
 //! `path_scales` and `path_bias`; the codes in them lie as MLX packs them.
 
-use crate::{Checkpoint, Dtype, Encoding, Error, Result, Span, Tensor, Warning};
+use crate::{Checkpoint, Error, Result, Scheme, Span, Tensor, Warning, packed};
+use format::{Dtype, Encoding, Float};
 
 /// What follows the path of weights in published mxfp4.
 pub(crate) const BLOCKS: &str = "_blocks";
@@ -54,8 +55,8 @@ pub struct LinearSlice {
     pub biases: Option<Span>,
     /// The ordinary bias.
     pub bias: Option<Span>,
-    /// The type of the ordinary bias: F32, F16 or BF16.
-    pub bias_dtype: Option<Dtype>,
+    /// The type of the ordinary bias.
+    pub bias_float: Option<Float>,
 }
 
 impl Linear {
@@ -80,7 +81,7 @@ impl Linear {
             scales: self.scales.as_ref().map(part),
             biases: self.biases.as_ref().map(part),
             bias: self.bias.as_ref().map(part),
-            bias_dtype: self.bias.as_ref().map(|bias| bias.dtype),
+            bias_float: self.bias.as_ref().and_then(|bias| Float::of(bias.dtype)),
         }
     }
 }
@@ -151,7 +152,8 @@ impl Checkpoint {
         let encoding = match scales {
             None => {
                 self.expect_shape(weight, &shape)?;
-                Encoding::plain(weight.dtype)
+                Float::of(weight.dtype)
+                    .map(Encoding::Dense)
                     .ok_or_else(|| self.wrong_dtype(weight, "F32, F16 or BF16 weights"))?
             }
             Some(scales) => {
@@ -180,16 +182,16 @@ impl Checkpoint {
                         return Err(self.wrong_dtype(biases, "biases of the scales' type"));
                     }
                 }
-                Encoding::quantized(packed, scales, biases.is_some(), in_features).map_err(
-                    |detail| Error::Quantization {
+                packed::find(packed, scales, biases.is_some(), in_features).map_err(|detail| {
+                    Error::Quantization {
                         path: self.path_of(weight.file),
                         tensor: weight.name.clone(),
                         in_features,
                         packed,
                         groups,
                         detail,
-                    },
-                )?
+                    }
+                })?
             }
         };
         if let Some(bias) = bias {
@@ -227,7 +229,7 @@ impl Checkpoint {
             (Some(table), false) => table.exception(path).flatten(),
             (None, _) => None,
         };
-        if configured != found.scheme() {
+        if configured != Scheme::of(found) {
             let tensor = weight.name.clone();
             self.warn(path, Warning::Quantization { tensor, configured, found });
         }

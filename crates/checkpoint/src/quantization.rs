@@ -1,6 +1,6 @@
 //! What config.json says about quantisation: a default and exceptions by module path.
 //!
-//! Only ever used to warn: the shapes decide ([`crate::Encoding`]), because mixed-precision files
+//! Only ever used to warn: the shapes decide, because mixed-precision files
 //! lie in their global bits.
 
 use std::collections::HashMap;
@@ -10,6 +10,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::{Error, Result};
+
+use format::Encoding;
 
 /// How codes and scales become numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +58,20 @@ pub struct Scheme {
     pub group: usize,
     /// How they become numbers.
     pub mode: Mode,
+}
+
+impl Scheme {
+    /// An encoding in the words of config.json; `None` for plain floats.
+    pub fn of(encoding: Encoding) -> Option<Scheme> {
+        let mode = match encoding {
+            Encoding::Dense(_) => return None,
+            Encoding::Affine { .. } => Mode::Affine,
+            Encoding::Mxfp4 => Mode::Mxfp4,
+            Encoding::Mxfp8 => Mode::Mxfp8,
+            Encoding::Nvfp4 => Mode::Nvfp4,
+        };
+        Some(Scheme { bits: encoding.bits() as u8, group: encoding.group()?, mode })
+    }
 }
 
 impl fmt::Display for Scheme {

@@ -12,7 +12,8 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::folder::{OpenFile, allocate};
-use crate::{Dtype, Error, FileIndex, Result, Tensor};
+use crate::{Error, FileIndex, Result, Tensor};
+use format::Dtype;
 
 /// The longest header read: the same 100 MB as the safetensors library.
 pub const HEADER_LIMIT_BYTES: u64 = 100_000_000;

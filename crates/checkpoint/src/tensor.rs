@@ -3,7 +3,7 @@
 //! Row-major and at any byte offset: safetensors aligns nothing, so a reader with demands on
 //! alignment reads the aligned range around a [`Span`] and looks inside it.
 
-use crate::Dtype;
+use format::Dtype;
 
 /// Which of a checkpoint's files; [`crate::Checkpoint::source`] gives the file itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,7 +5,8 @@
 
 use std::fmt;
 
-use crate::{Encoding, Scheme};
+use crate::Scheme;
+use format::Encoding;
 
 /// Something the user should hear about once, in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]

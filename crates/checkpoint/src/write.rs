@@ -12,7 +12,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::stream::{Piece, Stream, pad, padding};
-use crate::{Dtype, Error, Result};
+use crate::{Error, Result};
+use format::Dtype;
 
 /// A tensor that will be written.
 #[derive(Clone, Debug, PartialEq, Eq)]

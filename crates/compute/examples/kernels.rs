@@ -5,8 +5,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use compute::{CpuBackend, Encoding, Float, Input, Linear, Step, Weight};
+use compute::{CpuBackend, Input, Linear, Step, Weight};
 use machine::pages::Pages;
+
+use format::{Encoding, Float};
 
 fn main() {
     let threads: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(2);

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use machine::pages::Pages;
 
-use crate::{Error, Float, Matrix, Tally, Weight};
+use crate::{Error, Matrix, Tally, Weight};
+use format::Float;
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]

@@ -22,4 +22,4 @@ pub use step::{
     RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
 };
 pub use tally::{Tallied, Tally, Union};
-pub use weight::{Encoding, Float, Matrix, Weight, weight_memory};
+pub use weight::{Matrix, Weight, weight_memory};

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use crate::memory::{KvArena, PageId, RecurrentArena, SlotId};
-use crate::{Encoding, Error, ExpertBank, Result, Rope, RoutingScheme, Weight};
+use crate::{Error, ExpertBank, Result, Rope, RoutingScheme, Weight};
+use format::Encoding;
 
 /// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,9 @@
 //! kernels load from any address. Ranges that touch or share blocks are one region: a repacked expert
 //! is a single one.
 
-use checkpoint::{Dtype, ExpertLayout, FileIndex, Projection, Span};
-use compute::{Bias, Encoding, Expert, Float, Matrix};
+use checkpoint::{ExpertLayout, FileIndex, Projection, Span};
+use compute::{Bias, Expert, Matrix};
+use format::{Encoding, Float};
 
 use crate::device::ALIGNMENT;
 
@@ -56,7 +57,7 @@ impl Record {
         let mut bias_types = [None; 3];
         for projection in Projection::ALL {
             let slice = layer.layout.slice(expert, projection);
-            bias_types[projection as usize] = slice.bias_dtype.map(float);
+            bias_types[projection as usize] = slice.bias_float;
             let parts = [Some(slice.weight), slice.scales, slice.biases, slice.bias];
             let tagged = parts.into_iter().enumerate();
             spans.extend(tagged.filter_map(|(i, span)| Some((span?, projection as usize, i))));
@@ -134,15 +135,6 @@ impl Record {
             biases: [bias(0), bias(1), bias(2)],
             is_interleaved: layer.layout.is_interleaved(),
         }
-    }
-}
-
-/// The kernels' word for the type of a bias, which the checkpoint has checked.
-fn float(dtype: Dtype) -> Float {
-    match dtype {
-        Dtype::F16 => Float::F16,
-        Dtype::BF16 => Float::Bf16,
-        _ => Float::F32,
     }
 }
 

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use checkpoint::{Checkpoint, Dtype, ExpertForm};
-use compute::Float;
+use checkpoint::{Checkpoint, ExpertForm};
 use proptest::prelude::*;
 
 use super::*;
 use crate::device::{Access, Device, Files};
+
+use format::{Dtype, Float};
 
 fn layer(checkpoint: &Checkpoint, prefix: &str, sizes: [usize; 3]) -> LayerExperts {
     let [experts, hidden, intermediate] = sizes;
@@ -73,7 +74,7 @@ fn check(
         let slice = layer.layout.slice(expert, projection);
         assert_eq!((matrix.rows, matrix.cols), (slice.out_features, slice.in_features));
         let bias = biases[projection as usize];
-        assert_eq!(bias.map(|bias| bias.float), slice.bias_dtype.map(float));
+        assert_eq!(bias.map(|bias| bias.float), slice.bias_float);
         let parts = [
             (Some(slice.weight), matrix.codes),
             (slice.scales, matrix.scales),

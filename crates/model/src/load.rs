@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use checkpoint::{Checkpoint, Dtype, Encoding as Stored, LinearSlice, Projection, Span};
-use compute::{
-    BiasWeight, Encoding, Float, Linear, ResidentBank, ResidentExpert, RowSource, Weight,
-    weight_memory,
-};
+use checkpoint::{Checkpoint, LinearSlice, Projection, Span};
+use compute::{BiasWeight, Linear, ResidentBank, ResidentExpert, RowSource, Weight, weight_memory};
+use format::Encoding;
 
 use crate::Result;
 use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, VectorSpec};
@@ -65,7 +63,7 @@ impl<'a> Loader<'a> {
     pub(crate) fn linear(&self, spec: &LinearSpec) -> Result<Linear> {
         let first = &spec.slices[0];
         let (rows, cols) = (spec.rows(), first.in_features);
-        let encoding = encoding(first.encoding);
+        let encoding = first.encoding;
         let bytes = encoding.matrix_bytes(rows, cols);
         let mut memory = weight_memory(bytes)?;
         self.read_matrix(&mut memory[..bytes], rows, &spec.slices)?;
@@ -79,7 +77,7 @@ impl<'a> Loader<'a> {
         StoredRows {
             rows: self.checkpoint.rows(matrix),
             cols: matrix.in_features,
-            encoding: encoding(matrix.encoding),
+            encoding: matrix.encoding,
         }
     }
 
@@ -92,7 +90,7 @@ impl<'a> Loader<'a> {
 
     /// Codes of all slices, then scales, then biases: the layout of [`Weight`].
     fn read_matrix(&self, out: &mut [u8], rows: usize, slices: &[LinearSlice]) -> Result<()> {
-        let encoding = encoding(slices[0].encoding);
+        let encoding = slices[0].encoding;
         let cols = slices[0].in_features;
         let codes = rows * encoding.row_bytes(cols);
         let scales = rows * encoding.scale_bytes(cols);
@@ -173,7 +171,7 @@ pub(crate) fn bank_of_layers(
         let layout = &moe.experts;
         let shapes = moe.shapes(hidden);
         let sizes = shapes.map(|(rows, cols, encoding)| encoding.matrix_bytes(rows, cols));
-        let bias_types = Projection::ALL.map(|part| layout.bias_dtype(part).map(float));
+        let bias_types = Projection::ALL.map(|part| layout.bias_float(part));
         let matrices: usize = sizes.iter().sum();
         // The three matrices, then the biases there are.
         let record = layout.bytes_per_expert() as usize;
@@ -246,28 +244,4 @@ fn parallel<T: Send>(items: Vec<T>, f: impl Fn(usize, T) -> Result<()> + Sync) -
         }
         outcome
     })
-}
-
-/// The kernels' word for a stored number type, which the checkpoint has checked.
-fn float(dtype: Dtype) -> Float {
-    match dtype {
-        Dtype::F16 => Float::F16,
-        Dtype::BF16 => Float::Bf16,
-        _ => Float::F32,
-    }
-}
-
-/// The kernels' word for a stored encoding.
-pub(crate) fn encoding(stored: Stored) -> Encoding {
-    match stored {
-        Stored::F32 => Encoding::Dense(Float::F32),
-        Stored::F16 => Encoding::Dense(Float::F16),
-        Stored::BF16 => Encoding::Dense(Float::Bf16),
-        Stored::Affine { bits, group, scale } => {
-            Encoding::Affine { bits, group, scale: float(scale) }
-        }
-        Stored::Mxfp4 => Encoding::Mxfp4,
-        Stored::Mxfp8 => Encoding::Mxfp8,
-        Stored::Nvfp4 => Encoding::Nvfp4,
-    }
 }

@@ -11,6 +11,8 @@ use state::{LayerKind, Layout};
 
 use crate::Result;
 
+use format::Encoding;
+
 /// A whole decoder.
 #[derive(Clone, Debug)]
 pub struct DecoderSpec {
@@ -314,9 +316,9 @@ pub struct VectorSpec {
 
 impl MoeSpec {
     /// Gate, up and down of an expert: output features, input features, encoding.
-    pub fn shapes(&self, hidden: usize) -> [(usize, usize, compute::Encoding); 3] {
+    pub fn shapes(&self, hidden: usize) -> [(usize, usize, Encoding); 3] {
         Projection::ALL.map(|projection| {
-            let encoding = crate::load::encoding(self.experts.encoding(projection));
+            let encoding = self.experts.encoding(projection);
             match projection {
                 Projection::Down => (hidden, self.intermediate, encoding),
                 Projection::Gate | Projection::Up => (self.intermediate, hidden, encoding),

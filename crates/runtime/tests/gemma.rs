@@ -6,12 +6,13 @@ mod reference;
 use std::collections::BTreeMap;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use checkpoint::{Checkpoint, Dtype, Warning};
+use checkpoint::{Checkpoint, Warning};
 use compute::memory::KvFormat;
 use model::{DecoderSpec, KeyValueSpec, Logits, MixerSpec};
 use runtime::{Error, Options, Runner};
 use serde_json::{Value, json};
 
+use format::Dtype;
 use reference::{golden, models, run};
 
 /// By how many tolerances a bug must be seen.

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use checkpoint::Checkpoint;
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use checkpoint::{Checkpoint, Dtype};
 use model::DecoderSpec;
 use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
+
+use format::Dtype;
 
 const PEBBLE: &str = "models/pebble";
 const MIXED: &str = "testdata/models/qwen3_moe-mixed";

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use checkpoint::Dtype;
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use model::Logits;
 use runtime::Runner;
 
 use crate::{Error, Result, argmax};
+
+use format::Dtype;
 
 /// Writes `logits`, f32 of [tokens, vocabulary], and with `greedy` also `tokens`, i64: so many tokens generated
 /// greedily. `progress` is told how many tokens are computed. A file that is cut short never has the name `out`.

@@ -8,16 +8,17 @@ use serde_json::Value;
 use super::Finding;
 
 /// A crate and all it may depend on. `cli` may depend on everything.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("machine", &[]),
-    ("checkpoint", &["machine"]),
-    ("compute", &["machine"]),
-    ("experts", &["machine", "checkpoint", "compute"]),
+    ("format", &[]),
+    ("checkpoint", &["machine", "format"]),
+    ("compute", &["machine", "format"]),
+    ("experts", &["machine", "format", "checkpoint", "compute"]),
     ("state", &["compute"]),
     ("grammar", &[]),
     ("text", &["grammar"]),
-    ("model", &["checkpoint", "compute", "state"]),
-    ("runtime", &["machine", "checkpoint", "compute", "experts", "state", "model"]),
+    ("model", &["format", "checkpoint", "compute", "state"]),
+    ("runtime", &["machine", "format", "checkpoint", "compute", "experts", "state", "model"]),
     ("speculation", &["experts", "state", "model", "runtime"]),
     (
         "engine",
@@ -40,6 +41,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
         "workbench",
         &[
             "machine",
+            "format",
             "checkpoint",
             "compute",
             "experts",
@@ -121,8 +123,7 @@ mod tests {
         check_one("cli", &["machine", "server", "anything"], None);
         let expect = "crate `machine` must not depend on `compute` (it may on: none of ours)";
         check_one("machine", &["compute"], Some(expect));
-        let expect =
-            "crate `model` must not depend on `experts` (it may on: checkpoint, compute, state)";
+        let expect = "crate `model` must not depend on `experts` (it may on: format, checkpoint, compute, state)";
         check_one("model", &["state", "experts"], Some(expect));
         let expect = "crate `hub` must not depend on `checkpoint` (it may on: machine)";
         check_one("hub", &["checkpoint"], Some(expect));

@@ -1,6 +1,7 @@
 //! Forged and broken files: each is refused with file, tensor, expected and got.
 
-use checkpoint::{Checkpoint, Dtype, FileIndex, safetensors};
+use checkpoint::{Checkpoint, FileIndex, safetensors};
+use format::Dtype;
 
 use crate::support::{CONFIG, declare, files, open, raw_file};
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use checkpoint::{Checkpoint, Dtype, ExpertForm, ExpertLayout, Projection};
+use checkpoint::{Checkpoint, ExpertForm, ExpertLayout, Projection};
+use format::{Dtype, Float};
 
 use crate::support::{CONFIG, declare, files, open};
 
@@ -161,7 +162,7 @@ fn published_blocks_are_two_halves_of_alternating_rows() {
     assert_eq!(layout.form(), ExpertForm::Fused);
     assert!(layout.is_interleaved());
     assert_eq!(layout.encoding(Projection::Gate).to_string(), "mxfp4");
-    assert_eq!(layout.bias_dtype(Projection::Down), Some(Dtype::BF16));
+    assert_eq!(layout.bias_float(Projection::Down), Some(Float::Bf16));
     assert_eq!(layout.spans(0).len(), 9);
     assert_eq!(layout.bytes(), checkpoint.total_bytes());
     let (gate, up) = (layout.slice(2, Projection::Gate), layout.slice(2, Projection::Up));

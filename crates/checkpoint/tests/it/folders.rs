@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use checkpoint::write::Declaration;
-use checkpoint::{Checkpoint, Dtype, Source};
+use checkpoint::{Checkpoint, Source};
+use format::Dtype;
 
 use crate::support::{CONFIG, counted_file, declare, files};
 

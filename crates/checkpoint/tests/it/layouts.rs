@@ -5,7 +5,8 @@ use std::fs;
 use std::io::Write;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use checkpoint::{Checkpoint, Dtype, ExpertForm, ExpertLayout, Projection};
+use checkpoint::{Checkpoint, ExpertForm, ExpertLayout, Projection};
+use format::Dtype;
 
 use crate::support::declare;
 

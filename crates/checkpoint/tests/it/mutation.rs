@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use checkpoint::{Checkpoint, Dtype, Error};
+use checkpoint::{Checkpoint, Error};
+use format::Dtype;
 use safetensors::SafeTensors;
 
 use crate::exercise;

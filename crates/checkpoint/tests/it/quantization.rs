@@ -1,10 +1,11 @@
 //! Bits and groups follow from shapes and inputs; config.json is only ever contradicted.
 
 use checkpoint::write::Declaration;
-use checkpoint::{Dtype, Encoding};
 use proptest::prelude::*;
 
 use crate::support::{CONFIG, declare, open};
+
+use format::{Dtype, Encoding, Float};
 
 fn module(rows: usize, packed: usize, groups: usize, scale: Dtype) -> Vec<Declaration> {
     let mut tensors = vec![
@@ -23,7 +24,7 @@ fn inputs_resolve_bits_times_group() {
     let checkpoint = open(CONFIG, &module(4, 16, 2, Dtype::BF16));
     for (in_features, bits, group) in [(128, 4, 64), (64, 8, 32), (256, 2, 128)] {
         let linear = checkpoint.linear("m", None, 4, in_features).unwrap();
-        assert_eq!(linear.encoding, Encoding::Affine { bits, group, scale: Dtype::BF16 });
+        assert_eq!(linear.encoding, Encoding::Affine { bits, group, scale: Float::Bf16 });
     }
     let checkpoint = open(CONFIG, &module(4, 16, 4, Dtype::U8));
     assert_eq!(checkpoint.linear("m", None, 4, 128).unwrap().encoding, Encoding::Mxfp4);
@@ -51,6 +52,7 @@ proptest! {
         let packed = in_features * usize::from(bits) / 32;
         let checkpoint = open(CONFIG, &module(rows, packed, groups, scale));
         let linear = checkpoint.linear("m", None, rows, in_features).unwrap();
+        let scale = Float::of(scale).unwrap();
         prop_assert_eq!(linear.encoding, Encoding::Affine { bits, group, scale });
         prop_assert_eq!(linear.bytes(), linear.encoding.part_bytes(rows, in_features).iter().sum::<u64>());
         prop_assert_eq!(linear.bytes(), linear.slice(0).bytes());

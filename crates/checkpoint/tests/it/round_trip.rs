@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use checkpoint::Checkpoint;
 use checkpoint::write::{Declaration, SafetensorsWriter, header};
-use checkpoint::{Checkpoint, Dtype};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use safetensors::SafeTensors;
 
 use crate::support::{CONFIG, counted_file, declare, files};
+
+use format::Dtype;
+use safetensors::SafeTensors;
 
 fn any_declarations() -> impl Strategy<Value = Vec<Declaration>> {
     let shape = prop::collection::vec(0_usize..5, 0..4);

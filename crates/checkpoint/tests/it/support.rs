@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use checkpoint::Checkpoint;
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use checkpoint::{Checkpoint, Dtype};
+use format::Dtype;
 
 /// A config.json with nothing in it but what every one must have.
 pub(crate) const CONFIG: &str = r#"{"model_type": "tiny"}"#;

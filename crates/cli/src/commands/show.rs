@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Result;
-use checkpoint::{Encoding, Projection};
+use checkpoint::Projection;
 use engine::SamplingParams;
 use model::{DecoderSpec, LinearSpec, MixerSpec};
 use serde::Serialize;
@@ -14,6 +14,8 @@ use crate::args::ShowArgs;
 use crate::console::{Align, print_json, table};
 use crate::invocation::{Invocation, OpenModel, warning_lines};
 use crate::size;
+
+use format::Encoding;
 
 /// A model in facts.
 #[derive(Serialize)]

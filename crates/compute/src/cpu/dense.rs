@@ -9,7 +9,8 @@ use machine::cpu::Isa;
 
 use super::dot::{Codes, FP4_CODES, FP4_ZERO, Target, packing, unpack_codes};
 use super::lanes::{LANES, dot, sum_lanes, versions};
-use crate::weight::{Encoding, Float, Matrix};
+use crate::weight::Matrix;
+use format::{Encoding, Float};
 
 /// Weight rows and activation rows that are multiplied together: 16 sums of 16 lanes fill the registers.
 const TILE: usize = 4;

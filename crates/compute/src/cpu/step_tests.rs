@@ -152,7 +152,7 @@ fn rows_are_put_side_by_side() {
 fn embeddings_are_scaled_and_ready_ones_are_not() {
     let mut backend = backend();
     let bytes: Vec<u8> = (0..8).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    let encoding = crate::Encoding::Dense(crate::Float::F32);
+    let encoding = format::Encoding::Dense(format::Float::F32);
     let matrix = crate::Matrix::new(4, 2, encoding, &bytes, &[], &[]).unwrap();
     let table = Weight::from_parts(matrix).unwrap();
     let mut step = backend.begin();
@@ -188,8 +188,8 @@ impl RowSource for Counted {
         2
     }
 
-    fn encoding(&self) -> crate::Encoding {
-        crate::Encoding::Dense(crate::Float::F32)
+    fn encoding(&self) -> format::Encoding {
+        format::Encoding::Dense(format::Float::F32)
     }
 
     fn read(&self, row: usize, out: &mut [u8]) -> Result<()> {

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use checkpoint::write::{Declaration, header};
-use checkpoint::{Checkpoint, Dtype, ExpertLayout, FileIndex, Projection};
-use compute::{Encoding, Expert, ExpertBank, Float, Trial, Turn, Visit};
+use checkpoint::{Checkpoint, ExpertLayout, FileIndex, Projection};
+use compute::{Expert, ExpertBank, Trial, Turn, Visit};
 use experts::device::{ALIGNMENT, Access, Device, Fault, Files, Rule};
 use experts::reader::{Method, Queue};
 use experts::{BankOptions, ClassSlots, LayerExperts, Slots, StreamedBank};
+use format::{Dtype, Encoding, Float};
 
 pub(crate) const LAYERS: usize = 2;
 pub(crate) const EXPERTS: usize = 24;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
-use checkpoint::{Checkpoint, Dtype, FileIndex};
+use checkpoint::{Checkpoint, FileIndex};
 use experts::device::{ALIGNMENT, Access, Files};
 use experts::{Device, Error};
+use format::Dtype;
 
 use crate::support::{LENGTHS, check_bytes, content, open, pieces, read_all, threads, write_files};
 

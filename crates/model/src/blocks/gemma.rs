@@ -1,7 +1,7 @@
 //! What Gemma 3 and 4 have in common: norms on both sides of each half, scaled embeddings, two kinds of layers.
 
-use checkpoint::Dtype;
 use compute::Activation;
+use format::Dtype;
 
 use super::Frame;
 use crate::spec::{FeedForwardSpec, LayerSpec, MixerSpec, OutputNorms};

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use checkpoint::Dtype;
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use serde_json::{Map, Value, json};
 
@@ -16,6 +15,8 @@ use super::shape::{Delta, Family, FeedForward, Gemma, Shape};
 use super::tensors::{Content, Tensor, tensors};
 use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, TOKENIZER, TOKENIZER_CONFIG};
 use super::{BITS, Error, Request, Values};
+
+use format::Dtype;
 
 /// The size at which mlx-lm starts a new file.
 const SHARD_BYTES: u64 = 5 << 30;

@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Checkpoint, Dtype, Encoding};
+use checkpoint::Checkpoint;
 use half::f16;
 
 use super::shape::{Delta, Family, find, names};
 use super::{Error, Format, Request, Router, Values, draw, mlx, refuse_full_disk, tensors, write};
+
+use format::{Encoding, Float};
 
 const VALUES: Values = Values { seed: 7, group: 32, router: Router::Uniform };
 
@@ -45,7 +47,7 @@ fn mlx_values(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> 
         [stack, rows, _] => linear(Some(stack), rows),
         _ => linear(None, rows),
     };
-    let Encoding::Affine { bits: 4, group, scale: Dtype::F16 } = linear.encoding else {
+    let Encoding::Affine { bits: 4, group, scale: Float::F16 } = linear.encoding else {
         panic!("{plain}: {:?}", linear.encoding);
     };
     let floats = |part: Option<&checkpoint::Tensor>| {

@@ -34,7 +34,9 @@ fn exceptions(origin: &Origin) -> Map<String, Value> {
     let Some(table) = origin.checkpoint.config().quantization() else { return entries };
     for (_, moe) in origin.spec.moe_layers() {
         for projection in Projection::ALL {
-            let Some(scheme) = moe.experts.encoding(projection).scheme() else { continue };
+            let Some(scheme) = checkpoint::Scheme::of(moe.experts.encoding(projection)) else {
+                continue;
+            };
             for expert in 0..moe.experts.experts() {
                 let path = module(&moe.experts, expert, projection);
                 if table.scheme(&path) != Some(scheme) {

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use checkpoint::write::{Declaration, header};
-use checkpoint::{Checkpoint, Dtype, ExpertLayout, LinearSlice, Projection, Span, Tensor};
+use checkpoint::{Checkpoint, ExpertLayout, LinearSlice, Projection, Span, Tensor};
 use model::DecoderSpec;
 use serde_json::{Map, json};
+
+use format::{Dtype, Encoding};
 
 /// Records begin at multiples of this: what every disk of today accepts for direct reads.
 pub(super) const ALIGNMENT: u64 = 4096;
@@ -180,14 +182,10 @@ fn stored(slice: &LinearSlice, part: &str) -> Option<(Dtype, Vec<usize>, Span)> 
             (Dtype::U32, vec![rows, words], slice.weight)
         }
         "weight" => {
-            let dtype = match encoding {
-                checkpoint::Encoding::F16 => Dtype::F16,
-                checkpoint::Encoding::BF16 => Dtype::BF16,
-                _ => Dtype::F32,
-            };
-            (dtype, vec![rows, columns], slice.weight)
+            let Encoding::Dense(float) = encoding else { return None };
+            (float.dtype(), vec![rows, columns], slice.weight)
         }
-        "bias" => (slice.bias_dtype?, vec![rows], slice.bias?),
+        "bias" => (slice.bias_float?.dtype(), vec![rows], slice.bias?),
         _ => {
             let span = if part == "scales" { slice.scales? } else { slice.biases? };
             let (dtype, shape) = scales()?;

@@ -21,7 +21,8 @@ mod unpack;
 use machine::cpu::Isa;
 
 use super::quantise::{Activations, CHUNK, Forms, LANE_BLOCKS};
-use crate::weight::{Encoding, Float, Matrix};
+use crate::weight::Matrix;
+use format::{Encoding, Float};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::{expand_chunk as expand_avx512, transpose_sum};

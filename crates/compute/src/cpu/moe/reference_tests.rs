@@ -13,7 +13,8 @@ use super::super::activation::testing::{Random, assert_same_bits, isas};
 use super::super::dot::tests::{random_weight, value};
 use super::*;
 use crate::bank::{BiasWeight, ResidentBank, ResidentExpert};
-use crate::{Encoding, Float, Take, Tally, Weight};
+use crate::{Take, Tally, Weight};
+use format::{Encoding, Float};
 
 /// Where there are tiles, as wide as their rows are at least; the shared expert's hidden rows are narrower.
 const HIDDEN: usize = if cfg!(target_arch = "x86_64") { 512 } else { 128 };

@@ -1,7 +1,7 @@
 //! The element types a safetensors header can name.
 //!
 //! All of them are known, so that a checkpoint with an exotic side tensor still opens; which of
-//! them can hold a weight is decided in [`crate::Encoding`].
+//! them can hold a weight is decided where weights are found.
 
 use std::fmt;
 
