@@ -65,7 +65,7 @@ fn reason(output: &str) -> String {
     line.map_or("no reason given", str::trim).to_owned()
 }
 
-/// What is free on a folder's disk; `None` where nobody tells.
+/// What is free on a folder's disk; `None` where that cannot be found.
 fn free_bytes(folder: &Path) -> Option<u64> {
     let answer = ask(Command::new("df").arg("-Pk").arg(folder))?;
     let kilobytes: u64 = answer.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()?;

@@ -184,7 +184,7 @@ fn without_text(name: &str) -> &str {
     name.strip_suffix("_text").unwrap_or(name)
 }
 
-/// A value for an error message: a list of a thousand entries helps nobody.
+/// A value for an error message: a list of a thousand entries does not help.
 fn shorten(value: &Value) -> String {
     let text = value.to_string();
     if text.len() <= 60 {

@@ -79,7 +79,7 @@ const BASES: [&str; 3] = ["", ".mlp", ".block_sparse_moe"];
 /// Names of the stack inside such a module: mlx-lm, Gemma 4, gpt-oss and HF.
 const STACKS: [&str; 4] = ["switch_mlp", "experts.switch_glu", "switch_glu", "experts"];
 
-/// Names of gate, up and down: everybody, and Mixtral with its descendants; last, a repacked copy of
+/// Names of gate, up and down: most models, and Mixtral with its descendants; last, a repacked copy of
 /// interleaved experts, which has a name for each half of their rows.
 const NAMES: [[&str; 3]; 3] =
     [["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"], INTERLEAVED];
@@ -234,7 +234,7 @@ impl Search<'_> {
         let both = rows.saturating_mul(2);
         let gate_up = self.stack(&format!("{path}.gate_up_proj"), both, self.hidden)?;
         let down = self.stack(&format!("{path}.down_proj"), self.hidden, rows)?;
-        // Nobody but gpt-oss publishes blocks, and its rows alternate.
+        // Only gpt-oss publishes blocks, and its rows alternate.
         let interleaved = gate_up.weight.name.ends_with(BLOCKS);
         if interleaved {
             self.expect_even()?;

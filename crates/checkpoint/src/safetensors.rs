@@ -1,7 +1,7 @@
 //! The safetensors header: an 8-byte little-endian length, that much JSON, then the data.
 //!
-//! Checked here, so that nobody above has to: the header fits the file, each tensor's bytes are
-//! exactly what its dtype and shape need, lie inside the file and belong to nobody else.
+//! Checked here, so that callers need not: the header fits the file, each tensor's bytes are
+//! exactly what its dtype and shape need, lie inside the file and overlap no other tensor's.
 //! Holes between tensors and bytes after the last are allowed; they harm nothing.
 
 use std::collections::BTreeMap;

@@ -35,7 +35,7 @@ impl<W: Write> Stream<W> {
 
     /// Appends bytes to tensor `name`, which must be the next incomplete one.
     pub(crate) fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        // Empty tensors are complete before anybody writes them; doing so anyway is no mistake.
+        // Empty tensors are complete before they are written; writing them anyway is no mistake.
         if bytes.is_empty() {
             return Ok(());
         }

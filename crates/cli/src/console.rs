@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::builder::styling::{AnsiColor, Color, Effects, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A line of talk. Nobody is left to hear of a standard error that is closed or full, and nothing else fails for it.
+/// A line of talk. A standard error that is closed or full cannot be reported, and nothing else fails for it.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -94,7 +94,7 @@ impl Console {
             reveal(&bar);
             return Bar { bar, waiting: None };
         }
-        // What is waited for may be one long step, so somebody else has to look at the clock.
+        // What is waited for may be one long step, so another thread has to look at the clock.
         let (waiting, ended) = channel::<()>();
         let later = bar.clone();
         let thread = std::thread::Builder::new().name("bar".to_owned());
@@ -113,7 +113,7 @@ fn reveal(bar: &ProgressBar) {
     bar.enable_steady_tick(Duration::from_millis(100));
 }
 
-/// How far something has come, if anybody watches.
+/// How far something has come, where it is shown.
 pub(crate) struct Bar {
     bar: ProgressBar,
     /// Dropped, it keeps a bar that is not seen yet from being shown.
@@ -169,7 +169,7 @@ fn is_dumb() -> bool {
     std::env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
-/// Whether this is the end of whoever read our standard output.
+/// Whether the reader of our standard output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {

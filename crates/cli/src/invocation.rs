@@ -248,7 +248,7 @@ impl Invocation {
         Ok(runner)
     }
 
-    /// The same for a model whose routing nobody wants to know.
+    /// The same for a model whose routing is not recorded.
     pub(crate) fn load_weights(&self, model: &OpenModel, mut plan: Plan) -> Result<Runner> {
         if !plan.fits {
             let [needs, budget] = machine::size::apart(plan.total_bytes, plan.budget_bytes);
@@ -326,7 +326,7 @@ pub(crate) struct SwapWatch {
     before: Option<u64>,
 }
 
-/// Less is a page or two of somebody else.
+/// Less is a page or two of another process.
 const SWAP_WORTH_TELLING_BYTES: u64 = 16 << 20;
 
 impl SwapWatch {

@@ -1,6 +1,6 @@
 //! How fast this machine reads its disks and its memory, kept in a file for the next plan.
 //!
-//! Measuring takes seconds and a plan should take none, so whoever measures writes down what came out, and
+//! Measuring takes seconds and a plan should take none, so a command that measures writes down what came out, and
 //! `plan` takes what is not too old. Runs measure anew: how to read a disk best is a matter of the moment.
 //! Nothing here is an error: a file that is damaged or of another version is as good as none, and one that
 //! cannot be written costs the time of the next measurement.
@@ -197,7 +197,7 @@ impl Measured {
         })
     }
 
-    /// Writes a whole new file and renames it, so that nobody reads half of one.
+    /// Writes a whole new file and renames it, so that half of one is never read.
     fn change(&self, change: impl FnOnce(&mut Content)) {
         let Some(path) = &self.path else { return };
         let mut content = self.read();

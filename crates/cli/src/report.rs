@@ -57,7 +57,7 @@ impl std::error::Error for Interrupted {}
 
 /// Says what went wrong and gives the exit code.
 pub(crate) fn failure(error: &anyhow::Error, console: Console) -> ExitCode {
-    // Whoever read our output has what they wanted: `millstream show … | head`.
+    // The reader of our output has what it wanted: `millstream show … | head`.
     if is_broken_pipe(error) {
         return ExitCode::SUCCESS;
     }
@@ -72,7 +72,7 @@ pub(crate) fn failure(error: &anyhow::Error, console: Console) -> ExitCode {
     for hint in hints(error) {
         text.push_str(&format!("{} {hint}\n", console.paint(Tone::Hint, "hint:")));
     }
-    // Nobody is left to hear of a standard error that is closed.
+    // A standard error that is closed cannot be reported.
     let _ = std::io::stderr().write_all(text.as_bytes());
     let usage = error.downcast_ref::<Advised>().is_some_and(|advised| advised.usage);
     ExitCode::from(if usage { 2 } else { 1 })

@@ -192,7 +192,7 @@ impl KvArena {
     /// [`KvArena::write`] from one of several threads.
     ///
     /// # Safety
-    /// Until this returns nobody else writes this slot of the page or holds a block of the page.
+    /// Until this returns no other thread writes this slot of the page or holds a block of the page.
     pub unsafe fn write_shared(&self, page: PageId, slot: usize, k: &[f32], v: &[f32]) {
         assert!(slot < BLOCK && k.len() == self.kv_heads * self.head_dim && v.len() == k.len());
         let heads = k.chunks_exact(self.head_dim).zip(v.chunks_exact(self.head_dim));
@@ -288,7 +288,7 @@ impl KvArena {
         let start = self.head_ptr(page, kv_head);
         let (k_values, v_values) = (self.head_dim * BLOCK, v_values(self.head_dim));
         // SAFETY: both slices lie inside the head's part of the page, aligned, and initialised since the memory
-        // began as zeros; whoever writes through `&self` promises that no block of the page is held.
+        // began as zeros; a caller that writes through `&self` promises that no block of the page is held.
         unsafe {
             match self.format {
                 KvFormat::F16 => {
@@ -342,7 +342,7 @@ pub fn page_bytes(format: KvFormat, kv_heads: usize, head_dim: usize) -> usize {
 /// Stores one position of one head, a panel at a time.
 ///
 /// # Safety
-/// `start` is the head's part of a page of `head_dim`-wide heads, `slot` is below [`BLOCK`], and nobody else
+/// `start` is the head's part of a page of `head_dim`-wide heads, `slot` is below [`BLOCK`], and no other thread
 /// accesses the slot.
 unsafe fn write_head<T: Copy>(start: *mut T, slot: usize, head_dim: usize, k: &[T], v: &[T]) {
     for column in (0..head_dim).step_by(PANEL) {
@@ -423,8 +423,8 @@ impl RecurrentArena {
 
     /// A slot, for reading.
     pub fn slot(&self, slot: SlotId) -> &[f32] {
-        // SAFETY: a slot is `slot_floats` initialised floats (zeros at first); whoever writes through
-        // `slot_ptr` promises that nobody holds this.
+        // SAFETY: a slot is `slot_floats` initialised floats (zeros at first); a caller that writes through
+        // `slot_ptr` promises that no other holds this.
         unsafe { std::slice::from_raw_parts(self.slot_ptr(slot), self.slot_floats) }
     }
 
@@ -442,8 +442,8 @@ impl RecurrentArena {
     }
 
     /// The first float of a slot, for the compute threads of one step. Valid for `slot_floats` floats as long as
-    /// the arena lives; whoever writes through it makes sure that nobody else reads or writes the same floats
-    /// meanwhile, and that nobody holds a slice of this slot.
+    /// the arena lives; a caller that writes through it makes sure that no other thread reads or writes the same floats
+    /// meanwhile, and that no slice of this slot is held.
     pub fn slot_ptr(&self, slot: SlotId) -> *mut f32 {
         assert!((slot.0 as usize) < self.slot_count);
         // SAFETY: the slot is in range, so the offset is inside the mapping.
@@ -528,7 +528,7 @@ impl<'a> RowsMut<'a> {
     /// Rows behind a pointer.
     ///
     /// # Safety
-    /// For the lifetime `'a`, each of the `count` rows is `width` initialised floats that nobody else accesses.
+    /// For the lifetime `'a`, each of the `count` rows is `width` initialised floats that no other thread accesses.
     pub(crate) unsafe fn from_raw(
         start: *mut f32,
         count: usize,

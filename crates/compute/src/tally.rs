@@ -1,7 +1,7 @@
-//! Which experts are used and read, counted while somebody looks.
+//! Which experts are used and read, counted while they are watched.
 //!
 //! Every bank has one. Who computes counts uses, a bank that reads counts reads, and who looks takes the
-//! counts away. While nobody looks it costs one look at a flag for each layer of a step; its memory is
+//! counts away. While they are not watched it costs one look at a flag for each layer of a step; its memory is
 //! taken when the bank is made. It says nothing of when, and results never depend on it.
 //!
 //! How many experts several rows want together is counted always: the price of a draft depends on it.
@@ -87,7 +87,7 @@ impl Tally {
         self.is_watched.store(on, Ordering::Relaxed);
     }
 
-    /// Whether somebody looks.
+    /// Whether they are watched.
     pub fn is_watched(&self) -> bool {
         self.is_watched.load(Ordering::Relaxed)
     }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(tally.take(), []);
         tally.count_use(2, 2, 7);
         tally.watch(false);
-        // Whoever looks next sees nothing of it.
+        // The next watcher sees nothing of it.
         tally.watch(true);
         assert_eq!(tally.take(), []);
     }

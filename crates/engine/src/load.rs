@@ -11,7 +11,7 @@ pub struct Load {
     pub active: usize,
     /// Those of them whose prompt is not in yet.
     pub prefilling: usize,
-    /// Requests that somebody has paused, with or without a sequence.
+    /// Requests that are paused, with or without a sequence.
     pub paused: usize,
     /// Pages of keys and values, over all layers.
     pub pages: usize,

@@ -75,7 +75,7 @@ pub enum FinishReason {
     Stop,
     /// It reached its longest length, or the context is full.
     Length,
-    /// Somebody called [`Engine::cancel`](crate::Engine::cancel).
+    /// [`Engine::cancel`](crate::Engine::cancel) was called.
     Cancelled,
 }
 

@@ -1,7 +1,7 @@
 //! The bank a streamed model runs on: slots of memory, a policy that assigns them, a reader that fills them.
 //!
 //! One visit at a time. A visit takes its schedule from the cache, starts every read it can at once and
-//! hands experts over as they are in memory; a slot is written only while nobody holds it and read only
+//! hands experts over as they are in memory; a slot is written only while no visit holds it and read only
 //! after all its reads have ended well. All memory is taken when the bank is made.
 
 use std::path::Path;
@@ -306,7 +306,7 @@ impl StreamedBank {
         found.expect("a key of this bank")
     }
 
-    /// Waits until nobody visits; nobody else does while the guard lives.
+    /// Waits until no visit is under way; no other begins while the guard lives.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }

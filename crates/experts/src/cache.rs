@@ -117,7 +117,7 @@ struct Slot {
     list: u16,
     newer: u32,
     older: u32,
-    /// Not to be given to anybody; a kept slot is not in its list then.
+    /// Not to be given away; a kept slot is not in its list then.
     aside: bool,
     /// The last visit that used it, and the step in it.
     used: (u64, u32),
@@ -153,7 +153,7 @@ struct List {
 }
 
 impl List {
-    /// Slots that can be given to somebody.
+    /// Slots that can be given away.
     fn slot_count(&self) -> usize {
         self.count + self.empty.len()
     }
@@ -389,7 +389,7 @@ impl Cache {
         }
     }
 
-    /// Something may still be written to a slot: nobody is given it before it is [put
+    /// Something may still be written to a slot: it is not given away before it is [put
     /// back](Cache::put_back), unless there is no other. What it keeps is forgotten.
     pub fn set_aside(&mut self, slot: u32) {
         let Slot { key, list, staging, aside, .. } = self.slots[slot as usize];

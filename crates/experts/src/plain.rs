@@ -13,12 +13,12 @@ use crate::state::State;
 use crate::{Error, Result};
 
 impl StreamedBank {
-    /// Reads experts that nobody wants into slots, `least_bytes` or more of them, as many at a time as for misses, and
+    /// Reads experts that are not wanted into slots, `least_bytes` or more of them, as many at a time as for misses, and
     /// afterwards what the slots held: the bytes of the former and the time they took. Both are zero if all slots are
     /// being read into. Visits wait meanwhile; the bank's own counters know nothing of it.
     pub fn read_plainly(&self, least_bytes: u64) -> Result<(u64, Duration)> {
         let _turn = self.turn();
-        // Held to the end: until then nobody reads into a slot or hands it over.
+        // Held to the end: until then no slot is read into or handed over.
         let mut state = self.core.lock();
         let reads = PlainReader::start(self)?;
         let (mut bytes, mut time) = (0, Duration::ZERO);
@@ -30,7 +30,7 @@ impl StreamedBank {
             match self.read_and_restore(&reads, &slots, state.plain_rounds) {
                 Ok((read, took)) => (bytes, time) = (bytes + read, time + took),
                 Err(error) => {
-                    // What is in them now is anybody's guess.
+                    // What is in them now is not known.
                     let held = slots.iter().filter_map(|&(slot, held)| Some((slot, held?)));
                     held.for_each(|(slot, key)| state.lose(slot, key));
                     return Err(error);
@@ -59,7 +59,7 @@ impl StreamedBank {
             }
         }
         // SAFETY: `slots` names each slot once, nothing is being read into it, and the caller has both the turn and the
-        // state's lock, so that nobody begins to use or to fill it.
+        // state's lock, so that no other thread begins to use or to fill it.
         let time = unsafe { reader.carry_out(&others) }?;
         // SAFETY: as above; the reads before are done.
         unsafe { reader.carry_out(&own) }?;
@@ -90,7 +90,7 @@ impl State {
         let slots = (first..self.slots.len()).step_by(step).map(|slot| slot as u32);
         let is_free = |&slot: &u32| {
             let state = &self.slots[slot as usize];
-            // Whoever keeps an expert there counts on its bytes.
+            // A layer that keeps an expert there counts on its bytes.
             let is_known = state.content.is_some() || self.cache.content(slot).is_none();
             state.reads_left == 0 && is_known
         };

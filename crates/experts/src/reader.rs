@@ -29,7 +29,7 @@ use crate::device::ALIGNMENT;
 use crate::{Device, Error, Result};
 use statistics::Counters;
 
-/// The longest read. Linux transfers less than 2 GiB at once; nobody should want this much either.
+/// The longest read. Linux transfers less than 2 GiB at once; no read should be this long either.
 pub const READ_LIMIT_BYTES: usize = 1 << 30;
 
 /// How often a read may be interrupted in a row before that counts as an error.
@@ -64,9 +64,9 @@ unsafe impl Send for Read {}
 /// How urgent a read is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// It is waited for.
     Demand,
-    /// Somebody may want it soon.
+    /// It may be wanted soon.
     Ahead,
 }
 
@@ -188,7 +188,7 @@ impl Reader {
     /// Puts reads into the queue, in this order.
     ///
     /// # Safety
-    /// The `len` bytes at each read's `target` are initialised memory that nobody else reads, writes
+    /// The `len` bytes at each read's `target` are initialised memory that no other thread reads, writes
     /// or frees until `done` was called for the read, [`Reader::withdraw`] took it back, or the reader
     /// was dropped.
     ///
@@ -278,7 +278,7 @@ impl Core {
     }
 
     /// Tells that a read is done. What came counts only if the file was not changed before it came:
-    /// whoever writes to a file changes its identity first. A listener that panics has lost its read;
+    /// a writer to a file changes its identity first. A listener that panics has lost its read;
     /// the others go on.
     fn tell(&self, Read { file, ticket, .. }: Read, result: Result<()>) {
         let result = result.and_then(|()| self.device.check_unchanged(file));
@@ -404,7 +404,7 @@ impl State {
                 self.ahead.push_back(task);
             }
         }
-        // What has begun is no faster for it, but from now on somebody waits.
+        // What has begun is no faster for it, but from now on it is waited for.
         for task in self.lanes.iter_mut().flatten() {
             if task.read.ticket == ticket && task.priority == Priority::Ahead {
                 task.priority = Priority::Demand;

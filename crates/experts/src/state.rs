@@ -28,7 +28,7 @@ pub(crate) struct SlotState {
 }
 
 impl SlotState {
-    /// Reads that had not begun were taken back, and nobody wants what the others bring.
+    /// Reads that had not begun were taken back, and what the others bring is not wanted.
     pub(crate) fn abandon(&mut self, withdrawn: usize) {
         self.reads_left -= withdrawn.min(self.reads_left);
         self.content = None;
@@ -47,7 +47,7 @@ pub(crate) enum Phase {
     Reading,
     /// It is in memory.
     Ready,
-    /// Somebody computes with it.
+    /// A computation uses it.
     Taken,
     /// It was used, or cannot be had.
     Done,
@@ -163,7 +163,7 @@ impl State {
         trials: &[Trial],
         first_key: u32,
     ) {
-        // Another step: the one before has failed, or nobody has judged it.
+        // Another step: the one before has failed, or it was not judged.
         if self.unsettled.is_some_and(|last| trials.is_empty() || layer <= last) {
             self.settle(0);
         }
@@ -213,7 +213,7 @@ impl State {
         }
     }
 
-    /// Whether the visit waits for reads; if not, then for somebody who computes.
+    /// Whether the visit waits for reads; if not, then for a computation.
     pub(crate) fn awaits_reads(&self) -> bool {
         let reading = |slot: u32| self.slots[slot as usize].reads_left > 0;
         let mut phases = self.steps.iter().zip(&self.phases);
@@ -273,7 +273,7 @@ impl State {
         });
     }
 
-    /// A read into a slot has ended: whether it was the slot's last, which is all that anybody waits for.
+    /// A read into a slot has ended: whether it was the slot's last, the only one that is waited for.
     pub(crate) fn land(&mut self, slot: u32, outcome: Result<()>) -> bool {
         self.progress = Instant::now();
         let state = &mut self.slots[slot as usize];
@@ -295,7 +295,7 @@ impl State {
                 self.ready.push_back(step);
             }
             (Some(step), Some(error)) => self.fail(step, error),
-            // Nobody waits any more. What came is good; what did not must not be found.
+            // It is not waited for any more. What came is good; what did not must not be found.
             (None, Some(_)) => {
                 self.cache.clear_staged(slot);
                 if let Some(key) = lost.filter(|&key| self.cache.find(key) == Some(slot)) {
@@ -321,7 +321,7 @@ impl State {
         self.failures.push((key, error));
     }
 
-    /// Reads into a slot do not end: nobody else is to wait for it, or for another try at the same.
+    /// Reads into a slot do not end: no other visit is to wait for it, or for another try at the same.
     pub(crate) fn set_aside(&mut self, slot: u32, key: Option<u32>) {
         self.cache.set_aside(slot);
         self.late.extend(key.map(|key| (slot, key)));

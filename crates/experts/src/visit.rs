@@ -23,7 +23,7 @@ pub(crate) struct StreamedVisit<'a> {
 impl StreamedVisit<'_> {
     /// Starts every read that need not wait for a slot.
     pub(crate) fn start(&self, state: &mut State) {
-        // First, while the slots of vain ones are being read into for nobody else.
+        // First, while the slots of vain ones are not yet being read into for others.
         self.abandon_guesses(state);
         let mut reads = Vec::new();
         for index in 0..state.steps.len() as u32 {
@@ -56,7 +56,7 @@ impl StreamedVisit<'_> {
                 state_of.abandon(self.bank.reader.withdraw(u64::from(slot)));
             }
             if state_of.reads_left > 0 {
-                // Nobody is to wait for what nobody wants.
+                // What is not wanted is not to be waited for.
                 state.cache.set_aside(slot);
             }
         }
@@ -130,7 +130,7 @@ impl StreamedVisit<'_> {
         for (index, phase) in given_up {
             let Step { key, slot, .. } = state.steps[index as usize];
             if state.slots[slot as usize].reads_left > 0 {
-                // What is under way is this expert, or one that somebody else wanted before.
+                // What is under way is this expert, or one that another visit wanted before.
                 state.set_aside(slot, (phase == Phase::Reading).then_some(key));
             }
         }

@@ -68,7 +68,7 @@ pub struct Limit {
     /// What of it is in use and cannot be reclaimed: everything charged except clean and dirty file pages
     /// and reclaimable kernel memory.
     pub used_bytes: u64,
-    /// File pages charged to it, whoever of the group read or wrote them first: zero for an address space.
+    /// File pages charged to it, whichever process of the group read or wrote them first: zero for an address space.
     pub file_bytes: u64,
     /// Which mechanism sets it.
     pub source: LimitSource,

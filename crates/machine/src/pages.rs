@@ -147,7 +147,7 @@ mod map {
         let head_bytes =
             mapped.addr().get().next_multiple_of(HUGE_PAGE_BYTES) - mapped.addr().get();
         let tail_bytes = mapped_bytes - head_bytes - kept_bytes;
-        // SAFETY: head, kept part and tail divide the fresh mapping at page boundaries; nobody has seen it yet.
+        // SAFETY: head, kept part and tail divide the fresh mapping at page boundaries; no other code has seen it yet.
         let start = unsafe {
             let start = mapped.add(head_bytes);
             if head_bytes > 0 {
@@ -172,7 +172,7 @@ mod map {
     /// Gives memory back.
     ///
     /// # Safety
-    /// The range must be a mapping of this module, to its last page, that nobody uses any more.
+    /// The range must be a mapping of this module, to its last page, that is not used any more.
     pub(super) unsafe fn unmap(start: NonNull<u8>, len_bytes: usize) {
         // SAFETY: the caller's promise. A failure would mean a wrong range, which is our bug, not the world's.
         let result = unsafe { munmap(start.as_ptr().cast::<c_void>(), len_bytes) };
@@ -231,7 +231,7 @@ mod map {
     /// Gives memory back.
     ///
     /// # Safety
-    /// `start` must come from `map(len_bytes)` and nobody may use it any more.
+    /// `start` must come from `map(len_bytes)` and it may not be used any more.
     pub(super) unsafe fn unmap(start: NonNull<u8>, len_bytes: usize) {
         if let Ok(layout) = layout(len_bytes) {
             // SAFETY: the same layout that `map` allocated with.

@@ -19,9 +19,9 @@ pub struct HeadTokens<'a> {
     pub sequence: &'a mut Sequence,
     /// Its last tokens.
     pub tokens: &'a [u32],
-    /// Their features, from [`Runner::take_features`]; empty if nobody knows.
+    /// Their features, from [`Runner::take_features`]; empty if they are not known.
     pub features: &'a [f32],
-    /// Features of the token before them; empty if nobody knows, as after a prefix came from the cache.
+    /// Features of the token before them; empty if they are not known, as after a prefix came from the cache.
     pub before: &'a [f32],
 }
 
@@ -32,7 +32,7 @@ pub struct HeadDraft<'a> {
     pub sequence: &'a mut Sequence,
     /// The token after its last, chosen but not in it.
     pub token: u32,
-    /// Features of its last token; empty if nobody knows.
+    /// Features of its last token; empty if they are not known.
     pub feature: &'a [f32],
     /// Tokens wanted at most.
     pub count: usize,

@@ -57,7 +57,7 @@ pub struct Runner {
     tape: Tape,
     pub(crate) options: Options,
     pub(crate) head: Option<Head>,
-    /// Whether nobody asks what the head wants to know.
+    /// Whether the head's features are left out.
     head_rests: bool,
     /// What the head wants to know of the rows of the last batch, by segment.
     pub(crate) features: Vec<Vec<f32>>,
@@ -91,7 +91,7 @@ impl Runner {
         Runner::load_from(checkpoint, spec, options, device, progress)
     }
 
-    /// The same with a device and a way to read experts from it that somebody else has chosen.
+    /// The same with a device and a way to read experts from it that the caller has chosen.
     pub fn load_from(
         checkpoint: &Checkpoint,
         spec: DecoderSpec,

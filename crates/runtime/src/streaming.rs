@@ -130,7 +130,7 @@ pub(crate) fn bank(
 }
 
 /// The hit rate that published measurements suggest for a cache of this share of the bank. Where it holds
-/// less than one token's experts (`working_set`, a share too), which nobody has published, it is taken to
+/// less than one token's experts (`working_set`, a share too), which has not been published, it is taken to
 /// hit in proportion. That is cautious: 16, 36 and 69 kept experts of 12 layers of the 35B shape with the
 /// tuned router, where a token uses 96, hit 7, 14 and 25 % (simulated, 15 Nov 2026), and this says 4, 10
 /// and 19 %.

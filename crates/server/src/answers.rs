@@ -356,7 +356,7 @@ impl Voice {
         if self.decoder.is_reasoning() {
             self.usage.reasoning_tokens += 1;
         }
-        // Tokens of thinking are nobody's but the model's.
+        // Tokens of thinking are not shown.
         if let Some(logprob) = sampled.logprob.filter(|_| !self.decoder.is_reasoning()) {
             let token = token_text(text, sampled.token);
             let top = sampled.top.iter().map(|&(id, logprob)| (token_text(text, id), logprob));

@@ -120,7 +120,7 @@ impl Conversation {
         }
     }
 
-    /// Whether nobody has said anything but instructions.
+    /// Whether there are only instructions.
     pub(crate) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }

@@ -1,7 +1,7 @@
 //! Where requests meet the engine: orders in, events out, one thread that steps.
 //!
 //! The desk owns the engine. Handlers send it orders and read events from a bounded channel each; a
-//! channel that is nearly full pauses its own request and nobody else's, and who no longer listens is
+//! channel that is nearly full pauses its own request and no other, and a request whose client no longer listens is
 //! cancelled at the next step. The events of a step are handed out together, by a task among the handlers: waking them one by
 //! one, the engine's thread would be interrupted by each. An error of the engine itself ends the requests under way, not the server.
 
@@ -227,7 +227,7 @@ impl OpenDesk {
                 Err(_) => floor.fail_all("an internal error"),
             }
             if !floor.deliveries.is_empty() {
-                // Without anybody to hand them out there is nobody to read them.
+                // Without a task that hands them out there is none that reads them.
                 let _ = self.post.send(std::mem::take(&mut floor.deliveries));
             }
             after_step(floor.engine, Some(start.elapsed()));
@@ -327,7 +327,7 @@ impl Floor<'_> {
         }
     }
 
-    /// The engine itself is in trouble: whoever is under way is told, and it goes on with the next.
+    /// The engine itself is in trouble: requests under way are told, and it goes on with the next.
     fn fail_all(&mut self, message: &str) {
         tracing::error!("the engine could not step: {message}");
         for (id, (ticket, choice)) in self.owners.drain() {

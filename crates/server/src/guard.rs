@@ -145,7 +145,7 @@ fn check_origin(shared: &Shared, request: &Request) -> Result<Option<HeaderValue
     refused(&format!("{text:?}"))
 }
 
-/// The page is open to everybody, and so is the question whether the server lives; all else needs the key.
+/// The page is open to all, and so is the question whether the server lives; all else needs the key.
 fn check_key(shared: &Shared, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     let keys = &shared.options.api_keys;
     let is_open = matches!(path, "/" | "/health") || (shared.options.page && page::is_part(path));

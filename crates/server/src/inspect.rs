@@ -23,7 +23,7 @@ use crate::speculation::Speculating;
 /// What there is, for programs.
 const OPENAPI: &str = include_str!("../openapi.json");
 
-/// `GET /health`: for everybody whether it lives, for those with the key how it is doing.
+/// `GET /health`: for all clients whether it lives, for those with the key how it is doing.
 pub(crate) async fn health(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     let Ok(model) = shared.model() else {
         let mut response = Json(json!({"status": "loading"})).into_response();

@@ -6,7 +6,7 @@
 //! the engine and hands out events, an `Answers` turns those back into text, and the dialect
 //! writes them on the wire.
 //!
-//! Invariant: what a client sends, and how slowly or whether it reads, costs nobody else anything.
+//! Invariant: what a client sends, and how slowly or whether it reads, costs no other client anything.
 
 #![forbid(unsafe_code)]
 

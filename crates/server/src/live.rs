@@ -2,7 +2,7 @@
 //!
 //! One `hello` says what does not change, then a `beat` comes about four times a second while anything
 //! happens. The engine's thread takes the numbers between two steps and hands them on as they are; what is
-//! written for viewers is written on their side. While nobody looks nothing of the grid is counted.
+//! written for viewers is written on their side. Without viewers nothing of the grid is counted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -324,7 +324,7 @@ impl Feed {
             speculation,
             value: OnceLock::new(),
         };
-        // Nobody may be left to hear it.
+        // All viewers may have gone.
         let _ = self.shared.live.beats.send(Some(Arc::new(beat)));
     }
 }

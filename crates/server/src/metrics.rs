@@ -135,7 +135,7 @@ impl Exposition {
         self.buckets(name, help, &buckets, count, histogram.sum_seconds());
     }
 
-    /// A histogram that somebody else counted: ends of buckets and how many do not exceed them.
+    /// A histogram that was counted elsewhere: ends of buckets and how many do not exceed them.
     pub(crate) fn buckets(
         &mut self,
         name: &str,

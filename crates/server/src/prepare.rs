@@ -201,7 +201,7 @@ async fn while_wanted<T: Send + 'static>(
     let turn = turn.ok_or_else(|| ApiError::internal("the server is shutting down"))?;
     let waiting = Waiting::default();
     let asker = Asker { is_over: Arc::clone(&waiting.is_over), shared: Arc::clone(shared) };
-    // Whoever asked may go away; the work goes on until it notices, and so does its turn.
+    // The client may go away; the work goes on until it notices, and so does its turn.
     let work = move || {
         let _turn = turn;
         asker.check()?;
@@ -228,17 +228,17 @@ impl Drop for Waiting {
     }
 }
 
-/// Whoever waits for a result.
+/// The request that waits for a result.
 struct Asker {
     is_over: Arc<AtomicBool>,
     shared: Arc<Shared>,
 }
 
 impl Asker {
-    /// An error, which nobody will read, if they are gone.
+    /// An error, which will not be read, if it was cancelled.
     fn check(&self) -> Result<()> {
         match self.is_over.load(Ordering::Acquire) {
-            true => Err(ApiError::internal("nobody waits for this any more")),
+            true => Err(ApiError::internal("request cancelled")),
             false => Ok(()),
         }
     }

@@ -105,7 +105,7 @@ fn model_loading() -> ApiError {
 }
 
 /// Places for so many answers, of `all` there are. A request that wants more than all has the server to itself, or
-/// nobody could ever answer it.
+/// it could never be answered.
 fn take(places: &Arc<Semaphore>, all: usize, answers: usize) -> Option<OwnedSemaphorePermit> {
     let count = u32::try_from(answers.min(all)).ok()?;
     Arc::clone(places).try_acquire_many_owned(count).ok()

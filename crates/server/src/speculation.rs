@@ -12,7 +12,7 @@ use speculation::{Report as SpeculationReport, SourceKind, SourceReport};
 
 use crate::metrics::Exposition;
 
-/// Rows of the largest pass whose union of experts is told: drafts are 16 tokens at most unless somebody asks for
+/// Rows of the largest pass whose union of experts is told: drafts are 16 tokens at most unless options ask for
 /// longer ones.
 const MOST_ROWS: usize = 17;
 

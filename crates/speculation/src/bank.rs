@@ -31,7 +31,7 @@ pub(super) struct Bank {
     recent: VecDeque<f64>,
     pause: u32,
     next_pause: u32,
-    /// Seconds that a first try would risk and nobody could afford so far.
+    /// Seconds that a first try would risk and that could not be afforded so far.
     saving_for: f64,
     /// All decode seconds, drafting included.
     pub(super) seconds: f64,

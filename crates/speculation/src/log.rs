@@ -15,7 +15,7 @@ pub const HEADER: &str =
 /// A round that is over.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoggedRound {
-    /// Who drafted, if anybody did.
+    /// The source that drafted, if one did.
     pub source: Option<SourceKind>,
     /// Tokens it read before.
     pub behind: usize,

@@ -84,7 +84,7 @@ fn key(run: &[u32]) -> u128 {
     run.iter().fold(u128::MAX, |key, &token| key << 32 | u128::from(token))
 }
 
-/// Hashes a run by one multiplication with numbers that nobody outside knows: every token of every answer is put in three
+/// Hashes a run by one multiplication with numbers that clients do not know: every token of every answer is put in three
 /// times.
 #[derive(Clone, Copy, Debug)]
 struct Keys([u64; 2]);

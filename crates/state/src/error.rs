@@ -39,7 +39,7 @@ pub enum Error {
     OutOfPages {
         /// Pages the operation asked for.
         needed: usize,
-        /// Pages that nobody holds.
+        /// Pages that are free.
         free: usize,
     },
     /// Too few recurrent slots are free; nothing was changed.
@@ -47,7 +47,7 @@ pub enum Error {
     OutOfSlots {
         /// Slots the operation asked for.
         needed: usize,
-        /// Slots that nobody holds.
+        /// Slots that are free.
         free: usize,
     },
 

@@ -107,7 +107,7 @@ impl Memory {
     /// Makes room for `count` more positions and makes everything they will write belong to this sequence alone.
     /// If pages or slots run out, nothing is changed.
     pub fn prepare(&mut self, sequence: &mut Sequence, count: usize) -> Result<()> {
-        // Since it was prepared nobody can have come to share what it will write.
+        // Since it was prepared no other sequence can have come to share what it will write.
         if count > 0 && sequence.prepared == count {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether sequences could each grow by so many positions, `step` at a time, if nobody else held any pages.
+    /// Whether sequences could each grow by so many positions, `step` at a time, if no other sequence held any pages.
     /// (Recurrent slots are not looked at: a sequence never takes more of them.)
     pub fn can_hold(&self, sequences: &[(&Sequence, usize)], step: usize) -> bool {
         let page_counts = self.kv.iter().map(|arena| arena.bytes.page_count());
@@ -282,7 +282,7 @@ impl Memory {
         kv.chain(recurrent).sum()
     }
 
-    /// Bytes of the pages and slots that nobody holds.
+    /// Bytes of the pages and slots that are free.
     pub fn free_bytes(&self) -> usize {
         let kv = self.kv.iter().map(|arena| arena.pool.free() * arena.bytes.page_bytes());
         let recurrent = self.recurrent.iter();

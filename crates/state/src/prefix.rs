@@ -1,7 +1,7 @@
 //! The prefix cache: sequences of the past that a new prompt may begin with.
 //!
 //! An entry is a list of tokens and the [`Sequence`] that holds them. It takes no memory of its own but that list:
-//! its pages and slots belong to the pool of all sequences, so whoever runs out of them evicts entries here. A
+//! its pages and slots belong to the pool of all sequences, so a caller that runs out of them evicts entries here. A
 //! prompt gets a fork of the entry that saves most, cut to what both have in common where the layers allow it.
 //! It knows nothing of requests and does not decide when to keep or to evict.
 //! Invariant: a sequence handed out holds exactly the tokens it is said to hold.

@@ -46,7 +46,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// An absolute path into somebody's folder, e.g. `/home/` and a name.
+/// An absolute path into a user's folder, e.g. `/home/` and a name.
 fn machine_path(line: &str) -> Option<&str> {
     let starts = line.match_indices(['/', '\\']);
     starts.map(|(at, _)| at).find_map(|at| {

@@ -171,7 +171,7 @@ dependencies = [
     #[test]
     fn what_a_crate_raised_must_be_locked() {
         check_one("rand", "^0.9", None, None);
-        // The other version is there for somebody else.
+        // The other version is there for another package.
         check_one("rand", "^0.8", None, Some("`rand ^0.8`"));
         check_one("serde", "^2", None, Some("`serde ^2`"));
         check_one("serde", "^1.0.201", None, Some("`serde ^1.0.201`"));

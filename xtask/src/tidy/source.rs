@@ -4,7 +4,7 @@
 use super::Finding;
 use super::code::words;
 
-/// From here on a file is listed, so that somebody looks for the seam.
+/// From here on a file is listed as one to be divided.
 const LONG_LINES: usize = 600;
 const TOO_LONG_LINES: usize = 700;
 

@@ -240,7 +240,7 @@ impl Chat {
 
     fn save(&self, rest: &str) -> Result<String> {
         let path = file_name(rest, "save")?;
-        // A name that was mistyped must not cost somebody a file.
+        // A mistyped name must not overwrite a file.
         let is_ours = |json: Vec<u8>| serde_json::from_slice::<Saved>(&json).is_ok();
         anyhow::ensure!(
             !path.exists() || std::fs::read(&path).is_ok_and(is_ours),

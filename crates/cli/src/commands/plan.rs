@@ -1,5 +1,5 @@
 //! `millstream plan`: where the memory would go, from headers alone; and where experts would come from the
-//! disk, what that disk and this memory let one expect. Those two are measured if nobody has in the last days.
+//! disk, what that disk and this memory let one expect. Those two are measured unless they were in the last days.
 
 use std::io::Write;
 

@@ -104,7 +104,7 @@ pub(crate) fn found(folder: &Path, name: &str, environment: &Environment) -> Opt
     None
 }
 
-/// Where the copy of a model lies if nobody says otherwise.
+/// Where the copy of a model lies by default.
 fn usual_folder(key: &str, environment: &Environment) -> Option<PathBuf> {
     Some(environment.user_cache()?.join("millstream").join("repacked").join(key))
 }

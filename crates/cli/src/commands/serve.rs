@@ -98,7 +98,7 @@ fn watch_swap() -> Sender<()> {
     };
     let thread = std::thread::Builder::new().name("swap-watch".to_owned()).spawn(watch);
     if let Err(error) = thread {
-        tracing::warn!("nobody watches whether the system swaps: {error}");
+        tracing::warn!("swapping is not watched: {error}");
     }
     sender
 }
@@ -131,7 +131,7 @@ fn connections(service: &ServiceArgs) -> usize {
         .max(Options::default().connections)
 }
 
-/// What a client types: nobody connects to "every address".
+/// What a client types: "every address" cannot be connected to.
 fn url(address: SocketAddr) -> String {
     let host = match address.ip() {
         ip if ip.is_unspecified() => "127.0.0.1".to_owned(),

@@ -58,7 +58,7 @@ impl Arena {
         start
     }
 
-    /// The floats at `start`. They stay where they are as long as the arena lives; whoever writes through this makes sure
+    /// The floats at `start`. They stay where they are as long as the arena lives; a caller that writes through this makes sure
     /// that nothing else reads them meanwhile.
     pub(crate) fn at(&self, start: usize, floats: usize) -> *mut f32 {
         assert!(start + floats <= self.capacity);

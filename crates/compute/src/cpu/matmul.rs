@@ -175,7 +175,7 @@ pub(crate) fn multiply(
     scratch.shares.resize_with(shares.max(scratch.shares.len()), RwLock::default);
     scratch.tasks.clear();
     let pieces: Vec<Piece> = views.iter().map(|w| piece(w, rows / shares, tiles)).collect();
-    // Where products take longer than reading, threads are equally fast, and whoever goes on where it was reads ahead.
+    // Where products take longer than reading, threads are equally fast, and a thread that goes on where it was reads ahead.
     let even = !tiles && shares == 1 && rows >= EVEN_ROWS;
     if even {
         tasks::cut_evenly(&pieces, threads, &mut scratch.tasks);
@@ -270,7 +270,7 @@ fn multiply_shares(
     });
 }
 
-/// Sets a flag when it is dropped: whoever waits for it goes on even if this thread panics.
+/// Sets a flag when it is dropped: a thread that waits for it goes on even if this one panics.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {

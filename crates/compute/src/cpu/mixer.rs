@@ -42,7 +42,7 @@ pub(crate) fn store(
         let Some(index) = (position / BLOCK).checked_sub(run.first_block) else { return };
         let at = row * width..(row + 1) * width;
         // SAFETY: rows of a run have different slots, runs that may have pages in common are written one after another,
-        // and nobody reads pages before the region ends.
+        // and no pages are read before the region ends.
         unsafe { arena.write_shared(run.pages[index], position % BLOCK, &k[at.clone()], &v[at]) };
     };
     let is_short = |run: &KvRun<'_>| run.count < 16;

@@ -280,7 +280,7 @@ fn run_small(
         }
         wait = true;
         if awaited > 0 {
-            // Only reads are outstanding: the cores are better used by whoever makes them.
+            // Only reads are outstanding: the cores are better used by the threads that make them.
             pool.rest();
         }
     }

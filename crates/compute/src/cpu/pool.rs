@@ -28,7 +28,7 @@ struct Counter(AtomicUsize);
 /// How threads come to their tasks.
 #[derive(Clone, Copy)]
 enum Order {
-    /// The next one, whoever asks.
+    /// The next one, for any thread.
     Next,
     /// Those of their own share, then what others have left.
     Near,

@@ -153,7 +153,7 @@ impl Activations {
 
     /// Quantises one row into place `row`.
     pub(crate) fn fill(&mut self, isa: Isa, row: usize, x: &[f32]) {
-        // SAFETY: nobody else has the rows.
+        // SAFETY: no other thread has the rows.
         unsafe { self.writer().fill(isa, row, x) };
     }
 
@@ -218,7 +218,7 @@ impl Writer<'_> {
     /// Quantises one row into place `row`.
     ///
     /// # Safety
-    /// Nobody else reads or writes that row meanwhile.
+    /// No other thread reads or writes that row meanwhile.
     pub(crate) unsafe fn fill(&self, isa: Isa, row: usize, x: &[f32]) {
         assert!(x.len() == self.cols && row < self.rows);
         let (b, v) = (self.blocks, self.blocks * BLOCK);

@@ -1,6 +1,6 @@
 //! How the rows of weights are cut into tasks.
 //!
-//! A task begins with lines that nobody has asked memory for yet, so few and large ones are read faster; the last ones
+//! A task begins with lines that have not been requested from memory yet, so few and large ones are read faster; the last ones
 //! decide how long threads wait for each other. So tasks begin large and end small.
 
 use std::ops::Range;

@@ -268,7 +268,7 @@ impl Panel {
         let Work { sums: Sums(stack), integers } = work;
         let mut depth = 0;
         // The tile unit runs one block ahead of the vector code: its results reach memory only when
-        // its stores retire, and whoever reads them sooner waits for that.
+        // its stores retire, and a load that comes sooner waits for that.
         let multiply = |visit: usize, to: &mut Integers| {
             if unit == Unit::Amx && visit < tile.blocks {
                 // SAFETY: the codes and the planes hold `blocks` panels of 1,024 bytes each.

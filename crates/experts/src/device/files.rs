@@ -1,6 +1,6 @@
 //! The real device: files on a disk, or bytes that are in memory already.
 //!
-//! Direct reads go past the file cache, so what is read is charged to nobody but the slot it lands in.
+//! Direct reads go past the file cache, so what is read is charged to the slot it lands in alone.
 //! Buffered reads go through the cache, and each gives its pages back at once. A file keeps the
 //! descriptor it was opened with: replaced by a rename or removed, it reads on as it was; changed in place, it
 //! is reported by [`Device::check_unchanged`], unless nothing but its time has changed.

@@ -30,7 +30,7 @@ pub(super) fn open_direct(_path: &Path) -> io::Result<File> {
 }
 
 /// Opens for reads through the cache. Linux is told that they are scattered: read-ahead would bring
-/// pages that nobody asked for and that [`forget`] would not know of.
+/// pages that were not asked for and that [`forget`] would not know of.
 pub(super) fn open_buffered(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
     #[cfg(target_os = "linux")]

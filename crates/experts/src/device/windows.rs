@@ -47,7 +47,7 @@ pub(super) fn read_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<us
     if event.is_null() {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the handle is fresh and nobody else's.
+    // SAFETY: the handle is fresh and has no other owner.
     let event = unsafe { OwnedHandle::from_raw_handle(event) };
     let mut request = OVERLAPPED { hEvent: event.as_raw_handle(), ..OVERLAPPED::default() };
     request.Anonymous.Anonymous.Offset = offset as u32;

@@ -108,7 +108,7 @@ impl Drop for Uring {
         if let Some(reaper) = self.reaper.take()
             && reaper.join().is_err()
         {
-            // Reads may be under way that nobody waits for: their memory must not be freed.
+            // Reads may be under way that are not waited for: their memory must not be freed.
             tracing::error!("the thread that collects reads panicked");
             std::process::abort();
         }

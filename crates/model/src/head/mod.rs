@@ -60,7 +60,7 @@ pub struct HeadSegment<'a> {
     pub tokens: &'a [u32],
     /// What the target thought of each: [tokens, [`Features::width`]].
     pub features: &'a [f32],
-    /// What it thought of the token before the first; empty if nobody knows.
+    /// What it thought of the token before the first; empty if that is not known.
     pub before: &'a [f32],
 }
 
@@ -73,7 +73,7 @@ pub struct Anchor<'a> {
     pub position: usize,
     /// The last token that is known.
     pub token: u32,
-    /// The target's features of the token before it (empty if nobody knows); from the second token of a draft on,
+    /// The target's features of the token before it (empty if they are not known); from the second token of a draft on,
     /// the head's own [`Proposal::hidden`].
     pub feature: &'a [f32],
     /// Tokens wanted. A head that drafts one at a time gives one.

@@ -3,7 +3,7 @@
 //! One full-attention layer of the target's kind sees pairs: a token's embedding and the target's hidden state of
 //! the token before it. From (token, hidden state) it guesses the next token and, with its own output in place of
 //! the hidden state, the one after. The pair of the token at position t is stored at t; the first token's
-//! hidden state, or one nobody remembers, is zero.
+//! hidden state, or one that is not known, is zero.
 
 use checkpoint::Checkpoint;
 use compute::{Step, Tensor};
@@ -158,7 +158,7 @@ impl Head {
             hidden.extend_from_slice(&segment.features[..(segment.tokens.len() - 1) * width]);
         }
         let x = self.pairs(step, decoder, &tokens, &hidden);
-        // Nobody looks at the outputs of these rows, so keys and values are all there is to it.
+        // The outputs of these rows are not used, so keys and values are all there is to it.
         let layer = &self.layers[0];
         let x = step.norm(x, &layer.input_norm, self.spec.eps);
         let at = self.spec.first_layer;

@@ -11,7 +11,7 @@ use super::cut;
 use crate::answers::{Ending, Finish, Part};
 use crate::error::ErrorShape;
 
-/// Signs thinking, which clients send back; some take a block without a signature for none. Nobody checks it.
+/// Signs thinking, which clients send back; some take a block without a signature for none. It is not checked.
 const SIGNATURE: &str = "millstream";
 
 /// An event's name and its data.

@@ -19,7 +19,7 @@ use crate::fields::{Fields, Result, wrong};
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// What Anthropic's own tools and changes of its models left in the assistant's turns. Nobody here can go on with it, and
+/// What Anthropic's own tools and changes of its models left in the assistant's turns. This server cannot go on with it, and
 /// refused, it would lock a conversation that was begun there.
 const FOREIGN: [&str; 12] = [
     "advisor_tool_result",

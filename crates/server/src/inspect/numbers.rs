@@ -182,9 +182,9 @@ fn engine(out: &mut Exposition, model: &ModelView<'_>) {
     gauge("requests_waiting", "Requests that wait for a place.", load.queued);
     gauge("requests_paused", "Requests that wait for their reader.", load.paused);
     gauge("pages", "Pages of keys and values, over all layers.", load.pages);
-    gauge("pages_free", "Those of them that nobody holds.", load.free_pages);
+    gauge("pages_free", "Those of them that are free.", load.free_pages);
     gauge("states", "Recurrent states there is room for.", load.states);
-    gauge("states_free", "Those of them that nobody holds.", load.free_states);
+    gauge("states_free", "Those of them that are free.", load.free_states);
     gauge("cache_entries", "Beginnings that the prefix cache remembers.", load.cache_entries);
     gauge("cache_tokens", "Their tokens, shared ones counted again.", load.cache_tokens);
     out.gauge(

@@ -49,7 +49,7 @@ pub(crate) async fn ps(State(shared): State<Arc<Shared>>) -> Result<Json<Value>>
 /// `POST /api/show`
 pub(crate) async fn show(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Json<Value>> {
     let model = shared.model()?;
-    // Whoever asks for another model wants to know that it is not here.
+    // A client that asks for another model wants to know that it is not here.
     let (name, _) = posted.read(|body| request::name(&Fields::of_body(body)?))?;
     if let Some(name) = name
         && !is_called(model, &name)
@@ -189,7 +189,7 @@ fn parameter_size(parameters: u64) -> String {
 }
 
 /// A name for the model that stays the same, in the shape of a digest. It is made from the model's name and
-/// size, not from its bytes: nobody can check a download with it.
+/// size, not from its bytes: a download cannot be checked with it.
 fn digest(name: &str, bytes: u64) -> String {
     let mut text = String::with_capacity(64);
     for part in 0..4u64 {

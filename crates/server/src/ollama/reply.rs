@@ -109,7 +109,7 @@ impl Reply {
         }
         .into();
         line["total_duration"] = nanoseconds(self.started.elapsed()).into();
-        // It was loaded before anybody asked.
+        // It was loaded before the request came.
         line["load_duration"] = 0.into();
         line["prompt_eval_count"] = usage.prompt_tokens.into();
         line["prompt_eval_duration"] = seconds(usage.prefill_seconds).into();

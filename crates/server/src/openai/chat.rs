@@ -26,7 +26,7 @@ use crate::shared::Shared;
 /// The most alternatives to a token, as OpenAI has it.
 const MOST_TOP_LOGPROBS: usize = 20;
 /// Variables of a template that come from the request and the model: set by hand, they would put a conversation
-/// before the model that nobody has checked.
+/// before the model that are not checked.
 const RESERVED_VARIABLES: [&str; 4] = ["messages", "tools", "bos_token", "eos_token"];
 
 /// A request as it was read.

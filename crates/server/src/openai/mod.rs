@@ -78,7 +78,7 @@ impl Head {
     }
 }
 
-/// Checks what makes no difference to an answer: the model that is loaded answers, whoever asks.
+/// Checks what makes no difference to an answer: the model that is loaded answers every request.
 fn check_names(fields: &Fields<'_>) -> Result<()> {
     fields.string("model")?;
     fields.string("user")?;

@@ -279,7 +279,7 @@ impl Controller {
             });
             lag += read * candidate.behind as f64;
             if !self.bank.affords(lag) {
-                // It would pay in the long run, but nobody knows how long the answer is.
+                // It would pay in the long run, but how long the answer is is not known.
                 self.round.fixed[sequence] = None;
                 continue;
             }

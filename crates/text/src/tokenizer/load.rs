@@ -16,7 +16,7 @@ use super::check::check;
 use super::outline::Outline;
 
 /// Words whose tokens each thread that encodes remembers. One of 255 bytes takes 9 KB, and the crate's own 10,000 let
-/// anybody who sends odd words fill 90 MB a thread.
+/// a client that sends odd words fill 90 MB a thread.
 const CACHED_WORDS: usize = 1000;
 
 /// Letters of one to four bytes, some that compose or come apart, white space, control characters.

@@ -1,7 +1,7 @@
 //! The fewest tokens that a text can have, found without encoding it.
 //!
 //! For what stands at a place of a text, tables of the vocabulary say how far a token that covers the place can
-//! reach at most. Whoever goes from reach to reach needs no more steps than any tokenizer needs tokens: a token
+//! reach at most. Going from reach to reach takes no more steps than any tokenizer needs tokens: a token
 //! that begins before a step's place ends no later than the step does. The answer is never too high; tables are
 //! small, and may say too far. It does not cut, normalise or count as the tokenizer does, and it says nothing of
 //! tokenizers that drop text ([`Reach::of`] is `None`).

@@ -151,7 +151,7 @@ fn buffer(recipe: &Recipe) -> Vec<u8> {
     vec![0; CHUNK_BYTES.min(recipe.len_bytes) as usize]
 }
 
-/// Calls `work` with offset and length of every chunk, until it fails or somebody stops it.
+/// Calls `work` with offset and length of every chunk, until it fails or is stopped.
 fn for_each_chunk(
     len_bytes: u64,
     watch: Watch<'_>,

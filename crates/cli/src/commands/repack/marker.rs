@@ -116,7 +116,7 @@ fn add(hash: &mut Hash, file: &mut (impl Read + Seek), offset: u64, len: u64) ->
 }
 
 /// A hash that stays the same from release to release, which std's does not promise: rustc's FxHash over
-/// 64-bit words. It tells files apart; it is no protection against somebody who wants to be mistaken.
+/// 64-bit words. It tells files apart; it is no protection against deliberate collisions.
 #[derive(Default)]
 struct Hash(u64);
 

@@ -233,7 +233,7 @@ impl Target {
     }
 
     /// # Safety
-    /// The element must be inside the output and nobody else may access it meanwhile.
+    /// The element must be inside the output and no other thread may access it meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn put(&self, row: u32, index: usize, value: f32) {
         // SAFETY: the caller's promise.

@@ -8,7 +8,7 @@ use crate::conversation::Conversation;
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::messages::{called_function, returned_part, text_part};
 
-/// What OpenAI's own tools left in a conversation that was begun there. Nobody here can go on with it.
+/// What OpenAI's own tools left in a conversation that was begun there. This server cannot go on with it.
 const FOREIGN: [&str; 21] = [
     "apply_patch_call",
     "apply_patch_call_output",
@@ -82,7 +82,7 @@ fn read_item(item: &Fields<'_>, conversation: &mut Conversation) -> Result<()> {
             let output = item.required("output")?;
             let text = texts(output, &item.path("output"), returned_part)?.join("\n\n");
             let id = match (item.string("call_id")?, item.string("name")?) {
-                // Nobody called: the client itself says what a tool would. Templates want a call before a result.
+                // There was no call: the client itself says what a tool would. Templates want a call before a result.
                 (None, Some(name)) => {
                     let id = item.string("id")?.unwrap_or(name);
                     let name = seen_as(item.string("namespace")?, name);

@@ -1,7 +1,7 @@
 //! Tools of a request, under the names the model sees and the names the client knows.
 //!
 //! To a model every tool is a function. A custom tool becomes one with a single text; tools of a namespace get
-//! its name in front. Tools that OpenAI itself runs are left out: nobody here can run them.
+//! its name in front. Tools that OpenAI itself runs are left out: this server cannot run them.
 
 use std::collections::BTreeMap;
 

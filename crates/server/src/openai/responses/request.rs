@@ -72,7 +72,7 @@ pub(crate) fn read(body: &Value) -> Result<Asked> {
     Ok(Asked { ask, offers, extras, streams, echo })
 }
 
-/// What is ignored is to be of the right type too: whoever sends something else meant something else.
+/// What is ignored is to be of the right type too: a client that sends something else meant something else.
 fn check_ignored(fields: &Fields<'_>) -> Result<()> {
     for key in IGNORED_TEXTS {
         fields.string(key)?;
