@@ -152,7 +152,7 @@ fn a_client_that_reads_nothing_is_given_up_and_a_slow_one_is_not() {
         }
     }
     assert!(String::from_utf8_lossy(&answer).contains("data: [DONE]"), "{} bytes", answer.len());
-    served.wait_for("requests_active", 0.0, Duration::from_secs(60));
+    served.wait_for("requests_active", 0.0);
     let mut rest = Vec::new();
     // What was written may still come; the end does not.
     let _ = silent.read_to_end(&mut rest);

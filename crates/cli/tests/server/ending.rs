@@ -88,7 +88,7 @@ fn whole_answers_finish_too() {
     stream
         .write_all(&http::post("/v1/chat/completions", &[], body.to_string().as_bytes()))
         .unwrap();
-    served.wait_for("requests_active", 1.0, SOON);
+    served.wait_for("requests_active", 1.0);
     served.signal("INT");
     let answer = Reply::read(stream).unwrap().good();
     assert_eq!(answer["usage"]["completion_tokens"], 400);
