@@ -1,4 +1,4 @@
-//! Drafts for the answers of an engine: who is asked, and what is learned from what came of it.
+//! Drafts for the answers of an engine: which source is asked, and what is learned from what came of it.
 
 use std::time::Instant;
 
