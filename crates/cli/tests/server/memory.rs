@@ -17,6 +17,9 @@ const ALLOWANCE_MIB: u64 = 64;
 /// What a server may keep more of after hostile requests than after an ordinary one.
 const KEPT_MIB: u64 = 32;
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The most answers to one request, and their length in tests of many answers.
+const ANSWERS: usize = 16;
+const ANSWER_TOKENS: usize = 40;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -43,6 +46,22 @@ impl Watched {
         served.chat(&full);
         let usual_bytes = served.resident_bytes().0;
         Some(Watched { served, group, usual_bytes })
+    }
+
+    /// What it holds after many ordinary answers as well: slots, pages and rows of a batch are planned, but become
+    /// resident when they are first written.
+    fn after_many_answers(mut self) -> Watched {
+        let served = &self.served;
+        std::thread::scope(|scope| {
+            for index in 0..4 {
+                let mut body = question(&format!("word{index} ").repeat(1500));
+                body["n"] = ANSWERS.into();
+                body["max_tokens"] = ANSWER_TOKENS.into();
+                scope.spawn(move || served.chat(&body));
+            }
+        });
+        self.usual_bytes = self.served.resident_bytes().0;
+        self
     }
 
     /// Sends a body; the reply must be one of refusal or an answer.
@@ -256,7 +275,7 @@ fn requests_within_the_budget_take_no_more_than_the_memory_together() {
 
 #[test]
 fn grammars_take_no_more_than_the_memory() {
-    let Some(watched) = Watched::start() else { return };
+    let Some(watched) = Watched::start().map(Watched::after_many_answers) else { return };
     let pattern = |index: usize| json!({"type": "string", "pattern": format!("^(a|b)*a(a|b){{{}}}$", 50 + index)});
     let properties = |count: usize| -> serde_json::Map<String, Value> {
         (0..count).map(|index| (format!("p{index}"), pattern(index))).collect()
@@ -264,7 +283,7 @@ fn grammars_take_no_more_than_the_memory() {
     let schema = |count: usize| json!({"type": "object", "properties": properties(count), "required": ["p0"]});
     let hello = json!([{"role": "user", "content": "hi"}]);
     let ask = |index: usize| {
-        let mut body = json!({"messages": hello, "max_tokens": 40, "n": 16});
+        let mut body = json!({"messages": hello, "max_tokens": ANSWER_TOKENS, "n": ANSWERS});
         match index % 3 {
             0 => body["guided_json"] = schema(40 + index),
             1 => body["guided_regex"] = json!(format!("(a|b)*a(a|b){{{}}}", 500 + index)),
