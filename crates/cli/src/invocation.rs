@@ -102,7 +102,7 @@ impl Invocation {
     /// Options that say something about experts and change nothing for this model.
     fn vain_options(&self, spec: &DecoderSpec) -> Vec<String> {
         let global = &self.global;
-        let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token).max();
+        let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token()).max();
         let Some(asked) = asked else {
             let options = [
                 ("--stream-experts always", global.stream_experts == StreamExperts::Always),
@@ -144,7 +144,7 @@ impl Invocation {
     pub(crate) fn open_quietly(&self, name: &str) -> Result<OpenModel> {
         let (folder, checkpoint) = self.find(name)?;
         let mut spec = model::arch::spec(&checkpoint).map_err(runtime::Error::from)?;
-        let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token).max();
+        let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token()).max();
         let fewer_experts = match (self.global.experts_per_token, asked) {
             (Some(used), Some(asked)) if used < asked => {
                 spec.limit_experts_per_token(used);
@@ -178,7 +178,12 @@ impl Invocation {
     /// The same with room for checkpoints, where a conversation's next turn could not begin with the one before
     /// otherwise; without them if it does not fit with them.
     pub(crate) fn plan_conversation(&self, model: &OpenModel) -> Result<Pair> {
-        if model.spec.layout().map_err(runtime::Error::from)?.is_rewindable() {
+        if model
+            .spec
+            .layout(compute::memory::KvFormat::F16)
+            .map_err(runtime::Error::from)?
+            .is_rewindable()
+        {
             return self.plan(model);
         }
         let request =

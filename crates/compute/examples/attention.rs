@@ -7,8 +7,8 @@
 
 use std::time::Instant;
 
-use compute::memory::{KvArena, KvFormat, PageId, page_bytes};
-use compute::{AttentionShape, CpuBackend, KvRun, Step};
+use compute::memory::{KvArena, KvFormat, PageId};
+use compute::{AttentionShape, CpuBackend, KvRun, PageTable, Step};
 
 fn main() {
     let argument = |index: usize, default: usize| {
@@ -17,27 +17,19 @@ fn main() {
     let (threads, heads, kv_heads, head_dim) =
         (argument(1, 2), argument(2, 16), argument(3, 2), argument(4, 512));
     let isa = machine::cpu::isa();
-    let page = page_bytes(KvFormat::F16, kv_heads, head_dim);
+    let shape = AttentionShape::new(heads, kv_heads, head_dim, head_dim);
+    let pages = shape.pages(KvFormat::F16);
+    let page = pages.bytes();
     println!(
         "{isa}, {threads} threads, {heads} heads on {kv_heads} of {head_dim}, {} bytes a position",
         page / 64
     );
-    let shape = AttentionShape {
-        heads,
-        kv_heads,
-        head_dim,
-        scale: 0.05,
-        window: None,
-        softcap: None,
-        sinks: None,
-        both_ways: false,
-    };
     let most = 65_536;
-    let mut arena = KvArena::new(KvFormat::F16, kv_heads, head_dim, most / 64).expect("memory");
+    let mut arenas = [KvArena::new(pages, most / 64).expect("memory")];
     let wave = |i: usize| (i * 7919 % 1000) as f32 / 500.0 - 1.0;
     let row: Vec<f32> = (0..kv_heads * head_dim).map(wave).collect();
     for position in 0..most {
-        arena.write(PageId((position / 64) as u32), position % 64, &row, &row);
+        arenas[0].write(PageId((position / 64) as u32), position % 64, &[&row, &row]);
     }
     let q: Vec<f32> = (0..heads * head_dim).map(wave).collect();
     let pages: Vec<PageId> = (0..most / 64).map(|page| PageId(page as u32)).collect();
@@ -48,11 +40,12 @@ fn main() {
             let mut backend = CpuBackend::new(isa, threads, 1 << 20).expect("backend");
             let mut step = backend.begin();
             let q = step.upload(&q, heads * head_dim);
-            let run = KvRun { row: 0, count: 1, position: first, pages: &pages, first_block: 0 };
+            let table = PageTable { arena: 0, pages: &pages, first_block: 0 };
+            let run = KvRun { row: 0, count: 1, position: first, pages: table, selected: None };
             let start = Instant::now();
             for _ in 0..count {
                 let mark = step.mark();
-                std::hint::black_box(step.attend(q, &mut arena, &[run], &shape));
+                std::hint::black_box(step.attend(q, &mut arenas, &[run], &shape, None));
                 step.release(mark);
             }
             best = best.min(start.elapsed().as_secs_f64() / count as f64);

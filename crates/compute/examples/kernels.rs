@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use compute::{CpuBackend, Input, Linear, Step, Weight};
+use compute::{CpuBackend, Linear, Step, Weight};
 use machine::pages::Pages;
 
 use format::{Encoding, Float};
@@ -54,10 +54,8 @@ fn main() {
             let mut best = f64::MAX;
             for _ in 0..(1024 / used).max(4) {
                 let mut step = backend.begin();
-                let row: Arc<[f32]> = (0..cols).map(|i| (i % 17) as f32 - 8.0).collect();
-                let inputs: Vec<Input> =
-                    (0..x_rows).map(|_| Input::Embedding(Arc::clone(&row))).collect();
-                let x = step.embed(&weights[0].weight, &inputs, 1.0);
+                let row: Vec<f32> = (0..cols).map(|i| (i % 17) as f32 - 8.0).collect();
+                let x = step.upload(&row.repeat(x_rows), cols);
                 let start = Instant::now();
                 for w in &weights[..used] {
                     let mark = step.mark();

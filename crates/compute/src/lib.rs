@@ -15,11 +15,11 @@ mod weight;
 pub use bank::{
     Bias, BiasWeight, Expert, ExpertBank, ResidentBank, ResidentExpert, Take, Trial, Turn, Visit,
 };
-pub use cpu::{CpuBackend, CpuStep, Rope, RoutingScheme, Yarn, logits};
+pub use cpu::{CpuBackend, CpuStep, Rope, Yarn, logits};
 pub use error::{Error, Result};
 pub use step::{
-    Activation, AttentionShape, DeltaShape, Fence, Input, KvRun, Linear, Mark, Routing, RowFailure,
-    RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
+    Activation, AttentionShape, DeltaShape, ExpertGroups, Fence, KvRun, Linear, Mark, PageTable,
+    RouterShape, Routing, RowFailure, RowSource, Score, SharedExpert, StateRun, Step, Tape, Tensor,
 };
 pub use tally::{Tallied, Tally, Union};
-pub use weight::{Matrix, Weight, weight_memory};
+pub use weight::{Matrix, Norm, Vector, Weight, weight_memory};

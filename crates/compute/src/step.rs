@@ -6,8 +6,10 @@
 
 use std::sync::Arc;
 
-use crate::memory::{KvArena, PageId, RecurrentArena, SlotId};
-use crate::{Error, ExpertBank, Result, Rope, RoutingScheme, Weight};
+use crate::memory::{
+    KvArena, KvFormat, PageId, PageShape, Plane, PlaneOrder, RecurrentArena, SlotId,
+};
+use crate::{Error, ExpertBank, Norm, Result, Rope, Vector, Weight};
 use format::Encoding;
 
 /// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
@@ -40,28 +42,19 @@ pub struct Routing {
     pub(crate) experts_per_row: usize,
 }
 
-/// One row of input.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Input {
-    /// A token of the vocabulary.
-    Token(u32),
-    /// A ready embedding, as an image encoder gives it.
-    Embedding(std::sync::Arc<[f32]>),
-}
-
 /// A weight with its optional bias.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[out, in]`
     pub weight: Weight,
     /// `[out]`
-    pub bias: Option<Vec<f32>>,
+    pub bias: Option<Vector>,
 }
 
 impl Linear {
     /// Bytes read when it is applied once.
     pub fn bytes(&self) -> usize {
-        self.weight.bytes() + self.bias.as_ref().map_or(0, |b| b.len() * 4)
+        self.weight.bytes() + self.bias.as_ref().map_or(0, Vector::bytes)
     }
 }
 
@@ -86,10 +79,29 @@ pub struct KvRun<'a> {
     pub count: usize,
     /// Position of the first row.
     pub position: usize,
+    /// Where its keys and values are.
+    pub pages: PageTable<'a>,
+    /// The blocks that its rows look at, in ascending order; all that they may see if `None`.
+    pub selected: Option<&'a [u32]>,
+}
+
+/// Pages of one sequence in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct PageTable<'a> {
+    /// Index of the arena that they are in.
+    pub arena: usize,
     /// Page `i` holds block `first_block + i` of 64 positions.
     pub pages: &'a [PageId],
     /// Not zero where a window has left the oldest pages behind.
     pub first_block: usize,
+}
+
+impl PageTable<'_> {
+    /// The page of a block, if it is still there.
+    #[inline(always)]
+    pub fn page(&self, block: usize) -> Option<PageId> {
+        self.pages.get(block.checked_sub(self.first_block)?).copied()
+    }
 }
 
 /// Rows of one sequence in a batch and the slot of its recurrent state.
@@ -132,25 +144,56 @@ impl Tape {
 }
 
 /// What varies between attention layers.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionShape<'a> {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Dimensions of a head.
-    pub head_dim: usize,
+    /// Dimensions of a query and of a key.
+    pub k_dim: usize,
+    /// Dimensions of a value, and of what a head gives.
+    pub v_dim: usize,
+    /// Whether a value is the first part of its key, and not kept besides.
+    pub values_in_keys: bool,
     /// What scores are multiplied with.
     pub scale: f32,
     /// Keys a row looks at, its own included; all if `None`.
     pub window: Option<usize>,
-    /// `cap · tanh(score / cap)`.
-    pub softcap: Option<f32>,
-    /// A logit for each head that takes part in the softmax and adds nothing.
-    pub sinks: Option<&'a [f32]>,
     /// Whether every row of a run sees all keys of the run, those after its own included: a block that is
     /// drafted at once. The result of such a row depends on how long its run is, of any other row it does not.
-    pub both_ways: bool,
+    pub is_bidirectional: bool,
+}
+
+impl AttentionShape {
+    /// Causal attention over everything, with the usual scale.
+    pub fn new(heads: usize, kv_heads: usize, k_dim: usize, v_dim: usize) -> AttentionShape {
+        AttentionShape {
+            heads,
+            kv_heads,
+            k_dim,
+            v_dim,
+            values_in_keys: false,
+            scale: 1.0 / (k_dim as f32).sqrt(),
+            window: None,
+            is_bidirectional: false,
+        }
+    }
+
+    /// Query heads that a key head serves.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// What a page of the layer holds.
+    pub fn pages(&self, format: KvFormat) -> PageShape {
+        let plane = |width, order| Plane { heads: self.kv_heads, width, order, format };
+        let mut planes = vec![plane(self.k_dim, PlaneOrder::Columns)];
+        if !self.values_in_keys {
+            planes.push(plane(self.v_dim, PlaneOrder::Panels));
+        }
+        PageShape::new(planes)
+    }
 }
 
 /// What a gated delta net layer is made of, besides its projections.
@@ -167,11 +210,11 @@ pub struct DeltaShape {
     /// Taps of the causal convolution.
     pub taps: usize,
     /// `[taps, channels]`
-    pub conv_weight: Vec<f32>,
+    pub conv_weight: Vector,
     /// `[value_heads]`: `-exp(A_log)`.
-    pub decay: Vec<f32>,
+    pub decay: Vector,
     /// `[value_heads]`
-    pub dt_bias: Vec<f32>,
+    pub dt_bias: Vector,
 }
 
 impl DeltaShape {
@@ -189,6 +232,55 @@ impl DeltaShape {
     /// inputs of the last `taps - 1` rows.
     pub fn state_floats(&self) -> usize {
         self.matrix_floats() + (self.taps - 1) * self.channels()
+    }
+}
+
+/// How a router's logits become a choice of experts and their weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterShape {
+    /// Experts chosen for each row.
+    pub experts_per_row: usize,
+    /// What a logit says of its expert.
+    pub score: Score,
+    /// Only experts of the best groups are chosen, if there are groups.
+    pub groups: Option<ExpertGroups>,
+    /// Whether weights are divided by their sum, and what is added to it.
+    pub renormalise: Option<f32>,
+    /// What weights are multiplied with.
+    pub scale: f32,
+}
+
+/// What a logit says of its expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Score {
+    /// Its share in a softmax over all experts.
+    Softmax,
+    /// `sigmoid(logit)`
+    Sigmoid,
+    /// `sqrt(softplus(logit))`
+    SqrtSoftplus,
+}
+
+/// Equal groups of consecutive experts. A group is as good as its two best experts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many there are.
+    pub count: usize,
+    /// From how many of them experts are chosen.
+    pub chosen: usize,
+}
+
+impl RouterShape {
+    /// A softmax over the logits of the chosen.
+    pub fn softmax_of_chosen(experts_per_row: usize) -> RouterShape {
+        let renormalise = Some(0.0);
+        RouterShape {
+            experts_per_row,
+            score: Score::Softmax,
+            groups: None,
+            renormalise,
+            scale: 1.0,
+        }
     }
 }
 
@@ -231,8 +323,8 @@ pub trait Step {
     /// For the rest of the step, which may have 64 rows at most then. No value depends on it.
     fn set_trials(&mut self, depths: &[u8]);
 
-    /// Rows of the embedding table times `scale`; ready embeddings are taken as they are.
-    fn embed(&mut self, table: &Weight, inputs: &[Input], scale: f32) -> Tensor;
+    /// Rows of the embedding table times `scale`.
+    fn embed(&mut self, table: &Weight, tokens: &[u32], scale: f32) -> Tensor;
     /// Rows of a table that is not in memory, times `scale`. A row that could not be brought goes on with zeros;
     /// [`Step::failures`] tells.
     fn fetch(&mut self, source: &dyn RowSource, rows: &[usize], scale: f32) -> Tensor;
@@ -241,9 +333,9 @@ pub trait Step {
     /// Rows side by side, in order: `[rows, sum of cols]`.
     fn concat(&mut self, parts: &[Tensor]) -> Tensor;
     /// RMS norm of each row.
-    fn norm(&mut self, x: Tensor, weight: &[f32], eps: f32) -> Tensor;
+    fn norm(&mut self, x: Tensor, norm: &Norm) -> Tensor;
     /// RMS norm of each head, in place.
-    fn head_norm(&mut self, x: Tensor, weight: &[f32], eps: f32);
+    fn head_norm(&mut self, x: Tensor, norm: &Norm);
     /// Rotates each head by its row's position, in place.
     fn rope(&mut self, x: Tensor, head_dim: usize, rope: &Rope, positions: &[u32]);
     /// `x · wᵀ + bias` for several weights at once.
@@ -260,26 +352,18 @@ pub trait Step {
     fn glu(&mut self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor;
     /// `x ⊙ sigmoid(gate)`
     fn sigmoid_gate(&mut self, x: Tensor, gate: Tensor) -> Tensor;
-    /// Appends keys and values to the sequences' pages and looks at none of them. Positions before a run's
-    /// first page are left out.
-    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut KvArena, runs: &[KvRun<'_>]);
-    /// Appends keys and values to the sequences' pages and attends over them.
-    fn attention(
-        &mut self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        arena: &mut KvArena,
-        runs: &[KvRun<'_>],
-        shape: &AttentionShape<'_>,
-    ) -> Tensor;
-    /// Attends over keys and values that are in the sequences' pages already, those of the rows included.
+    /// Appends rows to the sequences' pages, a tensor for each plane of the layer, and looks at none of them. Positions
+    /// before a run's first page are left out.
+    fn store(&mut self, planes: &[Tensor], arenas: &mut [KvArena], runs: &[KvRun<'_>]);
+    /// Attends over what is in the sequences' pages, the rows' own keys and values included. `sinks` has a logit for each
+    /// head that takes part in the softmax and adds nothing.
     fn attend(
         &mut self,
         q: Tensor,
-        arena: &mut KvArena,
+        arenas: &mut [KvArena],
         runs: &[KvRun<'_>],
-        shape: &AttentionShape<'_>,
+        shape: &AttentionShape,
+        sinks: Option<&Vector>,
     ) -> Tensor;
     /// Convolution, gates and the delta rule: `qkv` [rows, channels], `a` and `b` [rows, value heads].
     fn delta(
@@ -302,16 +386,16 @@ pub trait Step {
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     );
-    /// RMS norm of each head of `weight.len()`, times `silu(gate)`.
-    fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor;
-    /// Chooses experts for each row of router logits. A weight is multiplied with its expert's scale, if
-    /// there are scales: `[experts]`.
+    /// RMS norm of each head, as wide as the norm's weight, times `silu(gate)`.
+    fn gated_norm(&mut self, x: Tensor, gate: Tensor, norm: &Norm) -> Tensor;
+    /// Chooses experts for each row of router logits. `bias` (`[experts]`) is added to scores for the choice alone; a
+    /// weight is multiplied with its expert's scale, if there are scales: `[experts]`.
     fn route(
         &mut self,
         logits: Tensor,
-        experts_per_row: usize,
-        scheme: RoutingScheme,
-        expert_scale: Option<&[f32]>,
+        router: &RouterShape,
+        bias: Option<&Vector>,
+        expert_scale: Option<&Vector>,
     ) -> Routing;
     /// The routed experts' outputs, weighted and summed in rank order, then the shared expert's; `activation` is how
     /// gate and up meet in all of them. A row whose expert could not be brought goes on without it; [`Step::failures`] tells.

@@ -59,6 +59,37 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// Values that are kept with a model: norms, biases, scales.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Vector(Arc<[f32]>);
+
+impl Vector {
+    /// The values.
+    pub(crate) fn values(&self) -> &[f32] {
+        &self.0
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+}
+
+impl From<Vec<f32>> for Vector {
+    fn from(values: Vec<f32>) -> Vector {
+        Vector(values.into())
+    }
+}
+
+/// An RMS norm.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    /// What normed values are multiplied with.
+    pub weight: Vector,
+    /// Is added to the mean of the squares.
+    pub eps: f32,
+}
+
 /// Huge-page memory for weights, to be filled and then shared by one or more of them.
 pub fn weight_memory(bytes: usize) -> Result<Pages> {
     Pages::new(bytes.max(1)).map_err(|source| Error::Memory { what: "weights", bytes, source })

@@ -414,7 +414,7 @@ impl Engine {
                 usage.decode_seconds += forward_seconds + draft_seconds;
             }
         }
-        let prefill_seconds = forward_seconds * prefill_rows as f64 / batch.rows.len() as f64;
+        let prefill_seconds = forward_seconds * prefill_rows as f64 / batch.tokens.len() as f64;
         self.pace.observe(prefill_rows, forward_seconds);
         self.counters.steps += 1;
         self.counters.prompt_tokens_computed += prefill_rows as u64;

@@ -1,12 +1,10 @@
 //! One ragged batch serves prefill, decode, verification and several sequences at once.
 
-use compute::Input;
-
 /// The input of one forward pass.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// One row a token, segment after segment.
-    pub rows: Vec<Input>,
+    /// One row for each, segment after segment.
+    pub tokens: Vec<u32>,
     /// The position of each row in its sequence. (Text: the three streams of M-RoPE are equal.)
     pub positions: Vec<u32>,
     /// Which rows belong to which sequence.
@@ -66,9 +64,9 @@ impl Batch {
         kind: SegmentKind,
         logits: Logits,
     ) {
-        let row = self.rows.len();
+        let row = self.tokens.len();
         self.keeps |= kind == SegmentKind::Verify;
-        self.rows.extend(tokens.iter().map(|&token| Input::Token(token)));
+        self.tokens.extend_from_slice(tokens);
         self.positions.extend((position..position + tokens.len()).map(|p| p as u32));
         self.segments.push(Segment { sequence, row, count: tokens.len(), kind, logits });
     }

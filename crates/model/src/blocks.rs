@@ -4,7 +4,7 @@ pub(crate) mod gemma;
 
 use std::sync::Arc;
 
-use compute::{Activation, Rope, RoutingScheme};
+use compute::{Activation, AttentionShape, Rope, RouterShape};
 use serde_json::Value;
 
 use crate::spec::{
@@ -118,16 +118,11 @@ pub(crate) fn decoder(
 /// What attention layers of one model have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct Attention {
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
+    pub(crate) shape: AttentionShape,
     pub(crate) qk_norm: bool,
     pub(crate) gated: bool,
     pub(crate) sinks: bool,
-    pub(crate) window: Option<usize>,
     pub(crate) rope: Arc<Rope>,
-    /// What scores are multiplied with.
-    pub(crate) scale: f32,
     pub(crate) values: Values,
     /// Whether value heads are normed, without weights.
     pub(crate) norms_values: bool,
@@ -166,15 +161,11 @@ impl Attention {
         rope: Arc<Rope>,
     ) -> Attention {
         Attention {
-            heads,
-            kv_heads,
-            head_dim,
+            shape: AttentionShape::new(heads, kv_heads, head_dim, head_dim),
             qk_norm: false,
             gated: false,
             sinks: false,
-            window: None,
             rope,
-            scale: 1.0 / (head_dim as f32).sqrt(),
             values: Values::Projected,
             norms_values: false,
             shared: None,
@@ -191,7 +182,7 @@ impl Attention {
                     && layer >= config.usize("max_window_layers").unwrap_or(0)
             }
         };
-        self.window = config.usize("sliding_window").filter(|_| slides);
+        self.shape.window = config.usize("sliding_window").filter(|_| slides);
         self
     }
 }
@@ -222,22 +213,23 @@ pub(crate) fn attention(
     f: &Frame,
     a: &Attention,
 ) -> Result<MixerSpec> {
-    let (q_rows, kv_rows) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+    let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = a.shape;
+    let q_rows = heads * k_dim;
     let q_outputs = if a.gated { 2 * q_rows } else { q_rows };
     let head_norm = |name: &str| -> Result<Option<VectorSpec>> {
         if !a.qk_norm {
             return Ok(None);
         }
-        let vector = tensors.vector(&format!("{path}.{name}.weight"), &[a.head_dim])?;
+        let vector = tensors.vector(&format!("{path}.{name}.weight"), &[k_dim])?;
         Ok(Some(VectorSpec { plus: f.norm_plus, ..vector }))
     };
     let kv = match a.shared {
         Some(layer) => KeyValueSpec::Shared { layer },
         None => KeyValueSpec::Own {
-            k: tensors.linear(&format!("{path}.k_proj"), kv_rows, f.hidden)?,
+            k: tensors.linear(&format!("{path}.k_proj"), kv_heads * k_dim, f.hidden)?,
             v: match a.values {
                 Values::Projected => {
-                    Some(tensors.linear(&format!("{path}.v_proj"), kv_rows, f.hidden)?)
+                    Some(tensors.linear(&format!("{path}.v_proj"), kv_heads * v_dim, f.hidden)?)
                 }
                 Values::Keys => None,
             },
@@ -246,22 +238,17 @@ pub(crate) fn attention(
         },
     };
     Ok(MixerSpec::Attention(AttentionSpec {
-        heads: a.heads,
-        kv_heads: a.kv_heads,
-        head_dim: a.head_dim,
+        shape: a.shape,
         q: tensors.linear(&format!("{path}.q_proj"), q_outputs, f.hidden)?,
         kv,
-        o: tensors.linear(&format!("{path}.o_proj"), f.hidden, q_rows)?,
+        o: tensors.linear(&format!("{path}.o_proj"), f.hidden, heads * v_dim)?,
         sinks: match a.sinks {
-            true => Some(tensors.vector(&format!("{path}.sinks"), &[a.heads])?),
+            true => Some(tensors.vector(&format!("{path}.sinks"), &[heads])?),
             false => None,
         },
         q_norm: head_norm("q_norm")?,
         gated: a.gated,
         rope: Arc::clone(&a.rope),
-        window: a.window,
-        scale: a.scale,
-        both_ways: false,
     }))
 }
 
@@ -381,9 +368,8 @@ pub(crate) fn gated(
 #[derive(Clone, Debug)]
 pub(crate) struct Moe {
     pub(crate) experts: usize,
-    pub(crate) experts_per_token: usize,
     pub(crate) intermediate: usize,
-    pub(crate) scheme: RoutingScheme,
+    pub(crate) routing: RouterShape,
     pub(crate) activation: Activation,
     /// The router's module below the layer's.
     pub(crate) router: &'static str,
@@ -399,12 +385,15 @@ impl Moe {
             Some(experts) => experts,
             None => tensors.count("num_local_experts")?,
         };
+        let experts_per_token = tensors.count("num_experts_per_tok")?;
         let renormalise = always_renormalise || config.bool("norm_topk_prob").unwrap_or(true);
         Ok(Moe {
             experts,
-            experts_per_token: tensors.count("num_experts_per_tok")?,
             intermediate: tensors.count("moe_intermediate_size")?,
-            scheme: RoutingScheme::SoftmaxThenTopK { renormalise },
+            routing: RouterShape {
+                renormalise: renormalise.then_some(0.0),
+                ..RouterShape::softmax_of_chosen(experts_per_token)
+            },
             activation: Activation::SwiGlu,
             router: "gate",
             shared: config.usize("shared_expert_intermediate_size").filter(|&width| width > 0),
@@ -430,11 +419,12 @@ pub(crate) fn moe(
     hidden: usize,
     m: &Moe,
 ) -> Result<FeedForwardSpec> {
-    if m.experts_per_token > m.experts {
+    let experts_per_token = m.routing.experts_per_row;
+    if experts_per_token > m.experts {
         return Err(Error::Config {
             key: "num_experts_per_tok",
             expected: format!("at most {} experts", m.experts),
-            got: m.experts_per_token.to_string(),
+            got: experts_per_token.to_string(),
         });
     }
     let shared = |width: usize| -> Result<SharedSpec> {
@@ -449,9 +439,9 @@ pub(crate) fn moe(
     Ok(FeedForwardSpec::Moe(MoeSpec {
         router: tensors.linear(&format!("{path}.{}", m.router), m.experts, hidden)?,
         experts: tensors.experts(path, m.experts, hidden, m.intermediate)?,
-        experts_per_token: m.experts_per_token,
         intermediate: m.intermediate,
-        scheme: m.scheme,
+        routing: m.routing,
+        choice_bias: None,
         activation: m.activation,
         expert_scale: None,
         beside: None,

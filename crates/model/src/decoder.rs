@@ -1,31 +1,33 @@
 //! The forward pass. Reads top to bottom like the papers: norm, mixer, norm, feed-forward.
 
 mod attention;
+mod delta;
 mod feed_forward;
 mod per_layer;
 
 use checkpoint::Checkpoint;
-use compute::{DeltaShape, ExpertBank, Input, Linear, StateRun, Step, Tape, Tensor};
+use compute::{Linear, Norm, Step, Tape, Tensor};
 use state::{Memory, Sequence};
 
 use crate::Result;
 use crate::batch::Batch;
 use crate::load::{Caching, Loader, Progress};
+use crate::pass::Pass;
 use crate::spec::{DecoderSpec, LayerSpec, MixerSpec};
 
 pub(crate) use attention::Attention;
+use delta::DeltaNet;
 pub(crate) use feed_forward::FeedForward;
-use per_layer::{PerLayer, PerLayerInput};
+use per_layer::{PerLayer, PerLayerInput, Rows};
 
 /// A loaded model, its routed experts excepted: those come from an [`ExpertBank`].
 #[derive(Debug)]
 pub struct Decoder {
-    eps: f32,
     embed: Linear,
     embed_scale: f32,
     per_layer: Option<PerLayer>,
     layers: Vec<Layer>,
-    norm: Vec<f32>,
+    norm: Norm,
     /// The embedding table serves if `None`.
     head: Option<Linear>,
     softcap: Option<f32>,
@@ -44,12 +46,12 @@ pub struct Output {
 
 #[derive(Debug)]
 struct Layer {
-    input_norm: Vec<f32>,
+    input_norm: Norm,
     mixer: Mixer,
-    post_norm: Vec<f32>,
+    post_norm: Norm,
     feed_forward: FeedForward,
     /// Of what the mixer gives, and of what the feed-forward gives.
-    output_norms: Option<[Vec<f32>; 2]>,
+    output_norms: Option<[Norm; 2]>,
     per_layer: Option<PerLayerInput>,
     scalar: Option<f32>,
 }
@@ -60,17 +62,6 @@ enum Mixer {
     Delta(Box<DeltaNet>),
 }
 
-#[derive(Debug)]
-struct DeltaNet {
-    qkv: Linear,
-    z: Linear,
-    b: Linear,
-    a: Linear,
-    out: Linear,
-    shape: DeltaShape,
-    norm: Vec<f32>,
-}
-
 impl Decoder {
     /// Loads everything but the routed experts.
     pub fn load(
@@ -79,82 +70,35 @@ impl Decoder {
         caching: Caching,
         progress: Progress<'_>,
     ) -> Result<Decoder> {
-        let loader = Loader::new(checkpoint, spec.resident_bytes(), progress, caching);
+        let loader = Loader::new(checkpoint, spec.resident_bytes(), spec.eps, progress, caching);
         Ok(Decoder {
-            eps: spec.eps,
             embed: loader.linear(&spec.embed)?,
             embed_scale: spec.embed_scale,
             per_layer: spec.per_layer.as_ref().map(|p| PerLayer::load(&loader, p)).transpose()?,
             layers: spec.layers.iter().map(|l| Layer::load(&loader, l)).collect::<Result<_>>()?,
-            norm: loader.vector(&spec.norm)?,
+            norm: loader.norm(&spec.norm)?,
             head: spec.head.as_ref().map(|head| loader.linear(head)).transpose()?,
             softcap: spec.softcap,
         })
     }
 
-    /// One step of every segment of the batch. The sequences' memory must have been prepared for
-    /// their rows; advancing them afterwards is the caller's. Rows that are to be verified leave recurrent
-    /// states as they were, and a trace on the tape for [`Decoder::replay`].
-    pub fn forward(
-        &self,
-        step: &mut dyn Step,
-        batch: &Batch,
-        bank: Option<&dyn ExpertBank>,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
-        tape: &mut Tape,
-    ) -> Output {
+    /// One step of every segment of the batch. Rows that are to be verified leave recurrent states as they were, and a
+    /// trace on the tape for [`Decoder::replay`].
+    pub fn forward(&self, pass: &mut Pass<'_>) -> Output {
+        let batch = pass.batch;
         let mut taps = Vec::new();
-        let h = self.embed(step, &batch.rows);
+        let h = self.embed(pass.step, &batch.tokens);
         let per_layer = self.per_layer.as_ref();
-        let per_layer = per_layer.map(|p| p.rows(step, &batch.rows, h, self.eps));
+        let per_layer = per_layer.map(|p| p.rows(pass.step, &batch.tokens, h));
         for (index, layer) in self.layers.iter().enumerate() {
-            if let (Some(bank), FeedForward::Moe(moe)) = (bank, &layer.feed_forward)
-                && bank.looks_ahead()
-            {
-                moe.look_ahead(step, h, &layer.post_norm, self.eps, index, bank);
-            }
-            let mark = step.mark();
-            // What happened before, in attention or recurrent state.
-            let x = step.norm(h, &layer.input_norm, self.eps);
-            let y = match &layer.mixer {
-                Mixer::Attention(a) => {
-                    a.forward(step, x, self.eps, index, batch, memory, sequences)
-                }
-                Mixer::Delta(d) => {
-                    d.forward(step, x, self.eps, index, batch, memory, sequences, tape)
-                }
-            };
-            if let Some([norm, _]) = &layer.output_norms {
-                step.head_norm(y, norm, self.eps);
-            }
-            step.add(h, y);
-            step.release(mark);
-            // What each token makes of it.
-            let mark = step.mark();
-            let x = step.norm(h, &layer.post_norm, self.eps);
-            let y = layer.feed_forward.forward(step, h, x, self.eps, index, bank);
-            if let Some([_, norm]) = &layer.output_norms {
-                step.head_norm(y, norm, self.eps);
-            }
-            step.add(h, y);
-            step.release(mark);
-            // What the token itself has to say to this layer.
-            if let (Some(input), Some(rows)) = (&layer.per_layer, per_layer) {
-                let mark = step.mark();
-                let y = input.forward(step, h, rows, index, self.eps);
-                step.add(h, y);
-                step.release(mark);
-            }
-            if let Some(scalar) = layer.scalar {
-                step.scale(h, scalar);
-            }
+            layer.forward(pass, h, index, per_layer);
             if batch.taps.contains(&index) {
-                let rows: Vec<usize> = (0..batch.rows.len()).collect();
-                taps.push(step.select(h, &rows));
+                let rows: Vec<usize> = (0..batch.tokens.len()).collect();
+                taps.push(pass.step.select(h, &rows));
             }
         }
-        let hidden = batch.hidden.then(|| step.norm(h, &self.norm, self.eps));
+        let step = &mut *pass.step;
+        let hidden = batch.hidden.then(|| step.norm(h, &self.norm));
         let rows = batch.logit_rows();
         if rows.is_empty() {
             return Output { logits: None, taps, hidden };
@@ -163,15 +107,15 @@ impl Decoder {
             Some(hidden) => step.select(hidden, &rows),
             None => {
                 let h = step.select(h, &rows);
-                step.norm(h, &self.norm, self.eps)
+                step.norm(h, &self.norm)
             }
         };
         Output { logits: Some(self.logits(step, h)), taps, hidden }
     }
 
     /// Rows of the embedding table, for a draft head that shares it.
-    pub(crate) fn embed(&self, step: &mut dyn Step, inputs: &[Input]) -> Tensor {
-        step.embed(&self.embed.weight, inputs, self.embed_scale)
+    pub(crate) fn embed(&self, step: &mut dyn Step, tokens: &[u32]) -> Tensor {
+        step.embed(&self.embed.weight, tokens, self.embed_scale)
     }
 
     /// Logits of hidden states that are normed already.
@@ -198,71 +142,60 @@ impl Decoder {
         sequences: &[&Sequence],
     ) {
         for (index, layer) in self.layers.iter().enumerate() {
-            let Mixer::Delta(delta) = &layer.mixer else { continue };
-            let mut arena = 0;
-            let segments = batch.segments.iter().zip(counts);
-            let trials = segments.filter(|(segment, count)| segment.is_trial() && **count > 0);
-            let runs: Vec<StateRun> = trials
-                .map(|(segment, &count)| {
-                    let (index, slot) = sequences[segment.sequence].recurrent(index);
-                    arena = index;
-                    StateRun { row: segment.row, count, slot, is_trial: false }
-                })
-                .collect();
-            if runs.is_empty() {
-                continue;
+            if let Mixer::Delta(delta) = &layer.mixer {
+                delta.replay(step, index, batch, counts, tape, memory, sequences);
             }
-            step.replay(index, tape, &delta.shape, memory.recurrent_mut(arena), &runs);
         }
-    }
-}
-
-impl DeltaNet {
-    fn forward(
-        &self,
-        step: &mut dyn Step,
-        x: Tensor,
-        eps: f32,
-        layer: usize,
-        batch: &Batch,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
-        tape: &mut Tape,
-    ) -> Tensor {
-        let projected = step.matmul(x, &[&self.qkv, &self.z, &self.b, &self.a]);
-        let (qkv, z, b, a) = (projected[0], projected[1], projected[2], projected[3]);
-        if batch.keeps {
-            step.keep(layer, qkv, a, b, tape);
-        }
-        // Short convolution, then S ← α S + β (v − S k) kᵀ and o = S q, row by row.
-        let mut arena = 0;
-        let runs: Vec<StateRun> = batch
-            .segments
-            .iter()
-            .map(|segment| {
-                let (index, slot) = sequences[segment.sequence].recurrent(layer);
-                arena = index;
-                let is_trial = segment.is_trial();
-                StateRun { row: segment.row, count: segment.count, slot, is_trial }
-            })
-            .collect();
-        let o = step.delta(qkv, a, b, &self.shape, memory.recurrent_mut(arena), &runs);
-        let o = step.gated_norm(o, z, &self.norm, eps);
-        step.matmul(o, &[&self.out]).remove(0)
     }
 }
 
 impl Layer {
+    /// The layer on the stream `h`; `rows` are those of the per-layer embeddings.
+    fn forward(&self, pass: &mut Pass<'_>, h: Tensor, index: usize, rows: Option<Rows>) {
+        if let (Some(bank), FeedForward::Moe(moe)) = (pass.bank, &self.feed_forward)
+            && bank.looks_ahead()
+        {
+            moe.look_ahead(pass.step, h, &self.post_norm, index, bank);
+        }
+        let [mixer_norm, feed_forward_norm] =
+            self.output_norms.as_ref().map_or([None; 2], |norms| norms.each_ref().map(Some));
+        // What happened before, in attention or recurrent state.
+        let mark = pass.step.mark();
+        let x = pass.step.norm(h, &self.input_norm);
+        let y = match &self.mixer {
+            Mixer::Attention(attention) => attention.forward(pass, x, index),
+            Mixer::Delta(delta) => delta.forward(pass, x, index),
+        };
+        join(pass.step, h, y, mixer_norm);
+        pass.step.release(mark);
+        // What each token makes of it.
+        let mark = pass.step.mark();
+        let x = pass.step.norm(h, &self.post_norm);
+        let y = self.feed_forward.forward(pass, h, x, index);
+        join(pass.step, h, y, feed_forward_norm);
+        pass.step.release(mark);
+        // What the token itself has to say to this layer.
+        if let (Some(input), Some(rows)) = (&self.per_layer, rows) {
+            let mark = pass.step.mark();
+            let y = input.forward(pass.step, h, rows, index);
+            pass.step.add(h, y);
+            pass.step.release(mark);
+        }
+        if let Some(scalar) = self.scalar {
+            pass.step.scale(h, scalar);
+        }
+    }
+
     fn load(loader: &Loader<'_>, spec: &LayerSpec) -> Result<Layer> {
-        let scalar = spec.scalar.as_ref().map(|scalar| loader.vector(scalar)).transpose()?;
+        let scalar = spec.scalar.as_ref().map(|scalar| loader.values(scalar)).transpose()?;
         Ok(Layer {
-            input_norm: loader.vector(&spec.input_norm)?,
+            input_norm: loader.norm(&spec.input_norm)?,
             mixer: Mixer::load(loader, &spec.mixer)?,
-            post_norm: loader.vector(&spec.post_norm)?,
+            post_norm: loader.norm(&spec.post_norm)?,
             feed_forward: FeedForward::load(loader, &spec.feed_forward)?,
             output_norms: match &spec.output_norms {
                 Some(norms) => {
-                    Some([loader.vector(&norms.mixer)?, loader.vector(&norms.feed_forward)?])
+                    Some([loader.norm(&norms.mixer)?, loader.norm(&norms.feed_forward)?])
                 }
                 None => None,
             },
@@ -279,35 +212,15 @@ impl Mixer {
     fn load(loader: &Loader<'_>, spec: &MixerSpec) -> Result<Mixer> {
         match spec {
             MixerSpec::Attention(a) => Ok(Mixer::Attention(Box::new(Attention::load(loader, a)?))),
-            MixerSpec::Delta(d) => {
-                let channels = d.channels();
-                let stored = loader.vector(&d.conv)?; // [channels, taps]
-                let mut conv_weight = vec![0.0; stored.len()]; // [taps, channels]
-                for channel in 0..channels {
-                    for tap in 0..d.taps {
-                        conv_weight[tap * channels + channel] = stored[channel * d.taps + tap];
-                    }
-                }
-                let decay = loader.vector(&d.a_log)?.iter().map(|a| -a.exp()).collect();
-                Ok(Mixer::Delta(Box::new(DeltaNet {
-                    qkv: loader.linear(&d.qkv)?,
-                    z: loader.linear(&d.z)?,
-                    b: loader.linear(&d.b)?,
-                    a: loader.linear(&d.a)?,
-                    out: loader.linear(&d.out)?,
-                    shape: DeltaShape {
-                        key_heads: d.key_heads,
-                        value_heads: d.value_heads,
-                        key_dim: d.key_dim,
-                        value_dim: d.value_dim,
-                        taps: d.taps,
-                        conv_weight,
-                        decay,
-                        dt_bias: loader.vector(&d.dt_bias)?,
-                    },
-                    norm: loader.vector(&d.norm)?,
-                })))
-            }
+            MixerSpec::Delta(d) => Ok(Mixer::Delta(Box::new(DeltaNet::load(loader, d)?))),
         }
     }
+}
+
+/// Adds what one half of a layer gives to the stream.
+fn join(step: &mut dyn Step, h: Tensor, y: Tensor, norm: Option<&Norm>) {
+    if let Some(norm) = norm {
+        step.head_norm(y, norm);
+    }
+    step.add(h, y);
 }

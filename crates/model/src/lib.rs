@@ -14,6 +14,7 @@ mod error;
 mod head;
 mod limits;
 mod load;
+mod pass;
 mod rope;
 mod spec;
 mod tensors;
@@ -25,6 +26,7 @@ pub use head::{
     Anchor, DflashSpec, Features, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Proposal,
 };
 pub use load::{Caching, Progress, resident_bank};
+pub use pass::Pass;
 pub use spec::{
     AttentionSpec, BesideSpec, DecoderSpec, DeltaSpec, DenseSpec, FeedForwardSpec, KeyValueSpec,
     LayerSpec, LinearSpec, MixerSpec, MoeSpec, OutputNorms, PerLayerInputSpec, PerLayerSpec,

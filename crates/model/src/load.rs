@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use checkpoint::{Checkpoint, LinearSlice, Projection, Span};
-use compute::{BiasWeight, Linear, ResidentBank, ResidentExpert, RowSource, Weight, weight_memory};
+use compute::{
+    BiasWeight, Linear, Norm, ResidentBank, ResidentExpert, RowSource, Vector, Weight,
+    weight_memory,
+};
 use format::Encoding;
 
 use crate::Result;
@@ -17,6 +20,8 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 pub(crate) struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     total_bytes: u64,
+    /// Of every norm.
+    eps: f32,
     loaded_bytes: AtomicU64,
     progress: Progress<'a>,
     caching: Caching,
@@ -35,10 +40,12 @@ impl<'a> Loader<'a> {
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         total_bytes: u64,
+        eps: f32,
         progress: Progress<'a>,
         caching: Caching,
     ) -> Self {
-        Loader { checkpoint, total_bytes, loaded_bytes: AtomicU64::new(0), progress, caching }
+        let loaded_bytes = AtomicU64::new(0);
+        Loader { checkpoint, total_bytes, eps, loaded_bytes, progress, caching }
     }
 
     fn read_span(&self, span: Span, out: &mut [u8]) -> Result<()> {
@@ -49,8 +56,23 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
+    /// A vector, for the backend.
+    pub(crate) fn vector(&self, spec: &VectorSpec) -> Result<Vector> {
+        Ok(self.values(spec)?.into())
+    }
+
+    /// An RMS norm.
+    pub(crate) fn norm(&self, spec: &VectorSpec) -> Result<Norm> {
+        Ok(Norm { weight: self.vector(spec)?, eps: self.eps })
+    }
+
+    /// An RMS norm without weights.
+    pub(crate) fn plain_norm(&self, width: usize) -> Norm {
+        Norm { weight: vec![1.0; width].into(), eps: self.eps }
+    }
+
     /// A vector as f32.
-    pub(crate) fn vector(&self, spec: &VectorSpec) -> Result<Vec<f32>> {
+    pub(crate) fn values(&self, spec: &VectorSpec) -> Result<Vec<f32>> {
         let mut values = self.checkpoint.read_f32(&spec.tensor)?;
         if spec.plus != 0.0 || spec.times != 1.0 {
             values.iter_mut().for_each(|value| *value = (*value + spec.plus) * spec.times);
@@ -81,11 +103,11 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn bias(&self, spec: &LinearSpec) -> Result<Option<Vec<f32>>> {
+    fn bias(&self, spec: &LinearSpec) -> Result<Option<Vector>> {
         let Some(tensor) = &spec.bias else { return Ok(None) };
         let whole = self.checkpoint.read_f32(tensor)?;
         let rows = spec.ranges.iter().flat_map(|&(first, count)| &whole[first..first + count]);
-        Ok(Some(rows.copied().collect()))
+        Ok(Some(rows.copied().collect::<Vec<f32>>().into()))
     }
 
     /// Codes of all slices, then scales, then biases: the layout of [`Weight`].
@@ -153,7 +175,7 @@ pub fn resident_bank(
     spec: &DecoderSpec,
     progress: Progress<'_>,
 ) -> Result<Option<ResidentBank>> {
-    let loader = Loader::new(checkpoint, spec.expert_bytes(), progress, Caching::Keep);
+    let loader = Loader::new(checkpoint, spec.expert_bytes(), spec.eps, progress, Caching::Keep);
     bank_of_layers(&loader, &spec.layers, spec.hidden)
 }
 

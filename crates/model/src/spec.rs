@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use checkpoint::{ExpertLayout, LinearSlice, Projection, Tensor};
-use compute::{Activation, Rope, RoutingScheme};
+use compute::memory::KvFormat;
+use compute::{Activation, AttentionShape, Rope, RouterShape};
 use state::{LayerKind, Layout};
 
 use crate::Result;
@@ -111,12 +112,8 @@ pub enum MixerSpec {
 /// Softmax attention.
 #[derive(Clone, Debug)]
 pub struct AttentionSpec {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Dimensions of a head.
-    pub head_dim: usize,
+    /// Heads, their sizes, and what they look at.
+    pub shape: AttentionShape,
     /// Queries; twice as many rows if `gated`: query and gate alternate head by head.
     pub q: LinearSpec,
     /// Keys and values.
@@ -131,12 +128,6 @@ pub struct AttentionSpec {
     pub gated: bool,
     /// Rotation of queries and keys.
     pub rope: Arc<Rope>,
-    /// Keys a position sees, its own included.
-    pub window: Option<usize>,
-    /// What scores are multiplied with.
-    pub scale: f32,
-    /// Whether rows of a run see those after them too: the block of a draft head.
-    pub both_ways: bool,
 }
 
 /// Where the keys and values of an attention layer come from.
@@ -236,12 +227,12 @@ pub struct MoeSpec {
     pub router: LinearSpec,
     /// Where the experts lie.
     pub experts: ExpertLayout,
-    /// Experts each token uses.
-    pub experts_per_token: usize,
     /// Width of an expert's hidden layer.
     pub intermediate: usize,
-    /// How logits become weights.
-    pub scheme: RoutingScheme,
+    /// How logits become a choice of experts and their weights.
+    pub routing: RouterShape,
+    /// `[experts]`: is added to scores for the choice alone.
+    pub choice_bias: Option<VectorSpec>,
     /// How gate and up meet.
     pub activation: Activation,
     /// `[experts]`: multiplies the weights of chosen experts.
@@ -315,6 +306,11 @@ pub struct VectorSpec {
 }
 
 impl MoeSpec {
+    /// Experts each token uses.
+    pub fn experts_per_token(&self) -> usize {
+        self.routing.experts_per_row
+    }
+
     /// Gate, up and down of an expert: output features, input features, encoding.
     pub fn shapes(&self, hidden: usize) -> [(usize, usize, Encoding); 3] {
         Projection::ALL.map(|projection| {
@@ -332,15 +328,16 @@ impl DecoderSpec {
     pub fn limit_experts_per_token(&mut self, most: usize) {
         for layer in &mut self.layers {
             if let FeedForwardSpec::Moe(moe) = &mut layer.feed_forward {
-                moe.experts_per_token = moe.experts_per_token.min(most.max(1));
+                let experts = &mut moe.routing.experts_per_row;
+                *experts = (*experts).min(most.max(1));
             }
         }
     }
 
-    /// What a sequence remembers, layer by layer.
-    pub fn layout(&self) -> Result<Layout> {
+    /// What a sequence remembers, layer by layer, with keys and values in this format.
+    pub fn layout(&self, format: KvFormat) -> Result<Layout> {
         let kind = |layer: &LayerSpec| match &layer.mixer {
-            MixerSpec::Attention(a) => a.layer_kind(),
+            MixerSpec::Attention(a) => a.layer_kind(format),
             MixerSpec::Delta(d) => LayerKind::Recurrent { floats: d.state_floats() },
         };
         Ok(Layout::new(self.layers.iter().map(kind).collect())?)
@@ -376,7 +373,7 @@ impl DecoderSpec {
         let per_layer = self.per_layer.as_ref().map_or(0, |p| p.row_bytes() + p.every_token());
         let experts: u64 = self
             .moe_layers()
-            .map(|(_, moe)| moe.experts.bytes_per_expert() * moe.experts_per_token as u64)
+            .map(|(_, moe)| moe.experts.bytes_per_expert() * moe.experts_per_token() as u64)
             .sum();
         head + row + vector(&self.norm) + per_layer + layers + experts
     }
@@ -401,7 +398,7 @@ impl DecoderSpec {
             if let FeedForwardSpec::Moe(moe) = &layer.feed_forward {
                 let expert = 3 * (self.hidden * moe.intermediate) as u64;
                 all += expert * moe.experts.experts() as u64;
-                active += expert * moe.experts_per_token as u64;
+                active += expert * moe.experts_per_token() as u64;
             }
         }
         (all, active)
@@ -468,6 +465,7 @@ impl LayerSpec {
         }
         if let FeedForwardSpec::Moe(moe) = &self.feed_forward {
             all.extend(&moe.expert_scale);
+            all.extend(&moe.choice_bias);
             all.extend(moe.beside.iter().flat_map(|beside| {
                 let BesideSpec { dense_norm, router_norm, expert_input_norm, expert_norm, .. } =
                     beside;
@@ -484,7 +482,7 @@ impl LayerSpec {
     pub(crate) fn activation_floats(&self, hidden: usize) -> usize {
         let mixer = match &self.mixer {
             MixerSpec::Attention(a) => {
-                let (q, inner) = (a.q.rows(), a.heads * a.head_dim);
+                let (q, inner) = (a.q.rows(), a.shape.heads * a.shape.v_dim);
                 // Queries and gates are split; heads come out, and again times their gates.
                 let split = if a.gated { q + inner } else { 0 };
                 let (k, v) = a.kv.linears();
@@ -499,7 +497,7 @@ impl LayerSpec {
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardSpec::Moe(moe) => {
-                let own = moe.router.rows() + 1 + (moe.experts_per_token + 1) * hidden;
+                let own = moe.router.rows() + 1 + (moe.experts_per_token() + 1) * hidden;
                 // The dense layer with its output, the router's input and the experts'.
                 let beside =
                     |beside: &BesideSpec| own + beside.dense.activation_floats() + 3 * hidden;
@@ -520,11 +518,10 @@ impl LayerSpec {
 
 impl AttentionSpec {
     /// What the layer keeps of a sequence.
-    pub(crate) fn layer_kind(&self) -> LayerKind {
+    pub(crate) fn layer_kind(&self, format: KvFormat) -> LayerKind {
         match self.kv {
             KeyValueSpec::Own { .. } => {
-                let AttentionSpec { kv_heads, head_dim, window, .. } = *self;
-                LayerKind::Kv { kv_heads, head_dim, window }
+                LayerKind::Kv { pages: self.shape.pages(format), window: self.shape.window }
             }
             KeyValueSpec::Shared { layer } => LayerKind::Shared(layer),
         }

@@ -257,7 +257,7 @@ impl<'a> Planner<'a> {
                 "{} × {}, {} a token",
                 counted(self.spec.moe_layers().count(), "layer"),
                 counted(moe.experts.experts(), "expert"),
-                moe.experts_per_token
+                moe.experts_per_token()
             );
             rows.insert(1, Row { name: "routed experts", bytes: self.spec.expert_bytes(), note });
         }
@@ -283,7 +283,7 @@ impl<'a> Planner<'a> {
                 let layout = layout(self.spec, &options)?;
                 let mut context = self.spec.context.clamp(1, DEFAULT_CONTEXT);
                 while context > LEAST_CONTEXT
-                    && layout.kv_bytes_per_token(options.kv) as u64 * context as u64 > share
+                    && layout.kv_bytes_per_token() as u64 * context as u64 > share
                 {
                     context = (context / 2).next_power_of_two().max(LEAST_CONTEXT);
                 }
@@ -334,7 +334,7 @@ impl<'a> Planner<'a> {
             return Ok(options);
         }
         let layout = layout(self.spec, &options)?;
-        let state = |options: &Options| layout.memory_bytes(options.kv, &capacity(options)) as u64;
+        let state = |options: &Options| layout.memory_bytes(&capacity(options)) as u64;
         let other = self.resident_bytes(&options)
             + expert_bytes
             + self.program_bytes()
@@ -346,7 +346,7 @@ impl<'a> Planner<'a> {
         if pool_tokens.is_none() {
             // As many as each sequence at its longest could use.
             let most = options.context.saturating_mul(options.sequences);
-            let per_token = layout.kv_bytes_per_token(options.kv) as u64;
+            let per_token = layout.kv_bytes_per_token() as u64;
             let bought = share(0).checked_div(per_token).map_or(most, |tokens| tokens as usize);
             options.pool_tokens = Some(most.min(bought / BLOCK * BLOCK).max(options.context));
         }
@@ -368,12 +368,12 @@ impl<'a> Planner<'a> {
         let layout = layout(self.spec, options)?;
         let state = |checkpoints| {
             let capacity = Capacity { checkpoints, ..capacity(options) };
-            layout.memory_bytes(options.kv, &capacity) as u64
+            layout.memory_bytes(&capacity) as u64
         };
         let recurrent = (layout.recurrent_bytes() * options.sequences) as u64;
         let kv = state(0).saturating_sub(recurrent);
         let cache = state(options.checkpoints).saturating_sub(state(0));
-        let per_token = layout.kv_bytes_per_token(options.kv);
+        let per_token = layout.kv_bytes_per_token();
         let mut rows = vec![Row {
             name: "weights every token uses",
             bytes: self.spec.resident_bytes(),
@@ -401,7 +401,7 @@ impl<'a> Planner<'a> {
                     options.context
                 ),
             };
-            let windows = layout.window_bytes(options.kv);
+            let windows = layout.window_bytes();
             if windows > 0 {
                 note += &format!(", windows of {}", machine::size::bytes(windows as u64));
             }
@@ -524,7 +524,7 @@ impl<'a> Planner<'a> {
         let mut hints = Vec::new();
         let over = total_bytes - self.budget_bytes;
         // A shorter context helps by the positions that go with it, not by what each sequence needs anyway.
-        let per_token = layout(self.spec, options)?.kv_bytes_per_token(options.kv);
+        let per_token = layout(self.spec, options)?.kv_bytes_per_token();
         let positions = options.pool_positions();
         let copies = positions.div_ceil(options.context.max(1));
         // What requests need goes with the context too.

@@ -6,10 +6,10 @@ use checkpoint::Checkpoint;
 use compute::{CpuBackend, ExpertBank, ResidentBank, Step, Tape};
 use experts::reader::Method;
 use experts::{Device, StreamedBank};
-use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Progress, SegmentKind};
+use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Pass, Progress, SegmentKind};
 use state::{Capacity, Layout, Memory, Sequence};
 
-use crate::pass::{self, Pass, Reader};
+use crate::pass::{self, Reader};
 use crate::{Error, Options, Result, heads, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
@@ -119,7 +119,7 @@ impl Runner {
         let head = heads::load(checkpoint, options, caching, &|done, _| {
             progress(weights + done, all);
         })?;
-        let memory = Memory::new(&layout(&spec, options)?, options.kv, &capacity(options))?;
+        let memory = Memory::new(&layout(&spec, options)?, &capacity(options))?;
         let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
         let (options, tape, features) = (options.clone(), Tape::default(), Vec::new());
         Ok(Runner {
@@ -233,9 +233,15 @@ impl Runner {
         let head = self.head.as_ref().filter(|_| !self.head_rests);
         let asking = head.map(|head| heads::asking(head, batch));
         let batch = asking.as_ref().unwrap_or(batch);
-        let pass = Pass { decoder: &self.decoder, bank: self.bank.get(), head };
-        let (backend, memory) = (&mut self.backend, &mut self.memory);
-        let passed = pass.run(backend, batch, memory, &shared, &mut self.tape, reader);
+        let pass = Pass {
+            step: &mut self.backend.begin(),
+            batch,
+            memory: &mut self.memory,
+            sequences: &shared,
+            bank: self.bank.get(),
+            tape: &mut self.tape,
+        };
+        let passed = pass::run(&self.decoder, head, pass, reader);
         self.features = passed.features;
         let mut failures = Vec::new();
         for segment in &batch.segments {
@@ -273,10 +279,8 @@ impl Runner {
     }
 
     fn check(&self, batch: &Batch, sequences: &[&mut Sequence]) -> Result<()> {
-        for input in &batch.rows {
-            if let compute::Input::Token(token) = *input
-                && token as usize >= self.spec.vocab
-            {
+        for &token in &batch.tokens {
+            if token as usize >= self.spec.vocab {
                 return Err(Error::Token { token, vocab: self.spec.vocab });
             }
         }
@@ -344,8 +348,8 @@ pub(crate) fn capacity(options: &Options) -> Capacity {
 /// What a sequence remembers: the model's layers, then those of a draft head.
 pub(crate) fn layout(spec: &DecoderSpec, options: &Options) -> Result<Layout> {
     Ok(match &options.head {
-        Some(head) => head.spec.layout(spec)?,
-        None => spec.layout()?,
+        Some(head) => head.spec.layout(spec, options.kv)?,
+        None => spec.layout(options.kv)?,
     })
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn layers(spec: &DecoderSpec) -> Vec<Option<LayerExperts>> {
         layers[index] = Some(LayerExperts {
             layout: moe.experts.clone(),
             shapes: moe.shapes(spec.hidden),
-            experts_per_token: moe.experts_per_token,
+            experts_per_token: moe.experts_per_token(),
         });
     }
     layers

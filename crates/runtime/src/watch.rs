@@ -101,7 +101,7 @@ impl Runner {
         Some(ExpertShape {
             layers: layers().count(),
             experts: layers().map(|moe| moe.experts.experts()).max()?,
-            experts_per_token: layers().map(|moe| moe.experts_per_token).max()?,
+            experts_per_token: layers().map(|moe| moe.experts_per_token()).max()?,
             slots,
         })
     }
@@ -136,7 +136,7 @@ impl Runner {
         let (layers, each) = self
             .spec()
             .moe_layers()
-            .fold((0, 0), |(layers, each), (_, moe)| (layers + 1, each + moe.experts_per_token));
+            .fold((0, 0), |(layers, each), (_, moe)| (layers + 1, each + moe.experts_per_token()));
         let Some(bank) = self.bank().filter(|_| each > 0) else { return Vec::new() };
         let one_row = each as f64 / f64::from(layers);
         let factor = |experts: u64, visits: u64| experts as f64 / visits as f64 / one_row;

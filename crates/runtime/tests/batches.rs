@@ -115,7 +115,7 @@ fn check(what: &str, runner: &mut Runner, count: usize, want: &[Vec<Vec<u32>>]) 
                 let wrong = if good < left { random.below(2) } else { 0 };
                 let mut tokens: Vec<u32> = own(good).collect();
                 tokens.extend((0..wrong).map(|i| (token(index, position + good + i) + 1) % 200));
-                if tokens.len() == 1 || batch.rows.len() + tokens.len() + count > DRAFTED_ROWS {
+                if tokens.len() == 1 || batch.tokens.len() + tokens.len() + count > DRAFTED_ROWS {
                     batch.push(
                         index,
                         position,
@@ -149,7 +149,7 @@ fn check(what: &str, runner: &mut Runner, count: usize, want: &[Vec<Vec<u32>>]) 
             rows.push(Some((index, position + n - 1)));
             right.push(n);
         }
-        if batch.rows.is_empty() {
+        if batch.tokens.is_empty() {
             continue;
         }
         let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();

@@ -100,7 +100,7 @@ fn answer(runner: &mut Runner, prompt: &[u32]) -> (Vec<u32>, Vec<u32>) {
 /// Numbers of slots from one layer's top k to nearly all experts.
 fn slot_counts(runner: &Runner) -> Vec<usize> {
     let spec = runner.spec();
-    let least = spec.moe_layers().map(|(_, moe)| moe.experts_per_token).max().expect("experts");
+    let least = spec.moe_layers().map(|(_, moe)| moe.experts_per_token()).max().expect("experts");
     let all: usize = spec.moe_layers().map(|(_, moe)| moe.experts.experts()).sum();
     // Each size of expert needs its own top k.
     let mut sizes: Vec<u64> =

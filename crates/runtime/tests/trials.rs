@@ -12,7 +12,7 @@ use experts::reader::{Method, Queue};
 use experts::routing_log::{self, Header, LoggedVisit};
 use experts::simulate::{Policy, run};
 use experts::{Device, StreamedBank};
-use model::{Batch, Caching, Decoder, DecoderSpec, Logits, SegmentKind};
+use model::{Batch, Caching, Decoder, DecoderSpec, Logits, Pass, SegmentKind};
 use runtime::{Options, Plan, PlanRequest, Runner};
 use state::{Capacity, Memory, Sequence};
 
@@ -67,8 +67,8 @@ impl Dense {
             checkpoints: 0,
             step_tokens: compute::memory::BLOCK,
         };
-        let layout = self.spec.layout().expect("layout");
-        let mut memory = Memory::new(&layout, self.options.kv, &capacity).expect("memory");
+        let layout = self.spec.layout(self.options.kv).expect("layout");
+        let mut memory = Memory::new(&layout, &capacity).expect("memory");
         let floats = 64 * (self.spec.activation_floats() + self.spec.vocab + 2 * self.spec.hidden);
         let mut backend = CpuBackend::new(self.options.isa, 2, floats + 4096).expect("backend");
         let mut sequences: Vec<Sequence> =
@@ -105,8 +105,14 @@ impl Dense {
                 step.set_trials(&depths);
                 let decoder = &self.decoder;
                 let mut tape = compute::Tape::default();
-                let output =
-                    decoder.forward(&mut step, &batch, Some(bank), &mut memory, &shared, &mut tape);
+                let output = decoder.forward(&mut Pass {
+                    step: &mut step,
+                    batch: &batch,
+                    memory: &mut memory,
+                    sequences: &shared,
+                    bank: Some(bank),
+                    tape: &mut tape,
+                });
                 let fence = step.submit();
                 assert!(step.failures().is_empty());
                 let logits = output.logits.expect("logits");

@@ -191,7 +191,7 @@ fn facts(
     let experts = spec
         .moe_layers()
         .next()
-        .map(|(_, moe)| (layers, moe.experts.experts(), moe.experts_per_token));
+        .map(|(_, moe)| (layers, moe.experts.experts(), moe.experts_per_token()));
     Facts {
         model_type: model_type.to_owned(),
         context: options.context,

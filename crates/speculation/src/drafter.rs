@@ -256,7 +256,7 @@ impl Drafter {
             return;
         }
         self.controller.observe_pass(&Pass {
-            rows: batch.rows.len(),
+            rows: batch.tokens.len(),
             sequences: batch.segments.len(),
             missed_bytes: missed.total_bytes(),
             wanted_bytes: wanted_bytes(&missed),

@@ -3,19 +3,17 @@
 //! The planner asks here before anything is allocated; [`Memory`](crate::Memory) maps exactly
 //! [`Layout::memory_bytes`].
 
-use compute::memory::{BLOCK, KvFormat, page_bytes, slot_bytes};
+use compute::memory::{BLOCK, PageShape, slot_bytes};
 
 use crate::{Error, Result};
 
 /// What one layer keeps of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum LayerKind {
     /// Keys and values of every position, or of the last `window`.
     Kv {
-        /// Key and value heads.
-        kv_heads: usize,
-        /// Dimensions of a head.
-        head_dim: usize,
+        /// What a page holds.
+        pages: PageShape,
         /// Positions a row looks at, its own included; all if `None`.
         window: Option<usize>,
     },
@@ -57,16 +55,26 @@ impl Layout {
         for (layer, kind) in layers.iter().enumerate() {
             let wrong = |reason| Err(Error::Layout { layer, reason });
             match *kind {
-                LayerKind::Kv { kv_heads: 0, .. } => return wrong("it has no kv heads"),
-                LayerKind::Kv { head_dim: 0, .. } => return wrong("its heads have no dimensions"),
                 LayerKind::Kv { window: Some(0), .. } => return wrong("its window is empty"),
+                LayerKind::Kv { ref pages, .. } => {
+                    let planes = pages.planes();
+                    if planes.is_empty() {
+                        return wrong("it keeps nothing");
+                    }
+                    if planes.iter().any(|plane| plane.heads == 0) {
+                        return wrong("it has no kv heads");
+                    }
+                    if planes.iter().any(|plane| plane.width == 0) {
+                        return wrong("its heads have no dimensions");
+                    }
+                }
                 LayerKind::Recurrent { floats: 0 } => return wrong("its state is empty"),
                 LayerKind::Shared(target) => {
                     if !matches!(layers[..layer].get(target), Some(LayerKind::Kv { .. })) {
                         return wrong("it shares with a layer that is not an earlier KV layer");
                     }
                 }
-                LayerKind::Kv { .. } | LayerKind::Recurrent { .. } => {}
+                LayerKind::Recurrent { .. } => {}
             }
         }
         Ok(Layout(layers))
@@ -89,24 +97,23 @@ impl Layout {
 
     /// Bytes of pages one sequence of `tokens` positions holds. A sliding layer counts no more than its window, a
     /// block, and a draft of a block, wherever page boundaries fall.
-    pub fn kv_bytes(&self, format: KvFormat, tokens: usize) -> usize {
-        self.sum_pages(format, |window| {
+    pub fn kv_bytes(&self, tokens: usize) -> usize {
+        self.sum_pages(|window| {
             let pages = tokens.div_ceil(BLOCK);
             window.map_or(pages, |window| pages.min(window_pages(window)))
         })
     }
 
     /// Bytes by which one more position lengthens a long sequence: those of the layers without a window.
-    pub fn kv_bytes_per_token(&self, format: KvFormat) -> usize {
-        self.sum_pages(format, |window| usize::from(window.is_none())) / BLOCK
+    pub fn kv_bytes_per_token(&self) -> usize {
+        self.sum_pages(|window| usize::from(window.is_none())) / BLOCK
     }
 
     /// Bytes of the windows of the sliding layers of one sequence: what they look at, without what pages round up.
-    pub fn window_bytes(&self, format: KvFormat) -> usize {
-        self.0.iter().fold(0, |sum, kind| match *kind {
-            LayerKind::Kv { kv_heads, head_dim, window: Some(window) } => {
-                let position = page_bytes(format, kv_heads, head_dim) / BLOCK;
-                sum.saturating_add(position.saturating_mul(window))
+    pub fn window_bytes(&self) -> usize {
+        self.0.iter().fold(0, |sum, kind| match kind {
+            LayerKind::Kv { pages, window: Some(window) } => {
+                sum.saturating_add((pages.bytes() / BLOCK).saturating_mul(*window))
             }
             LayerKind::Kv { .. } | LayerKind::Recurrent { .. } | LayerKind::Shared(_) => sum,
         })
@@ -121,17 +128,16 @@ impl Layout {
     }
 
     /// Bytes that a [`Memory`](crate::Memory) of this capacity maps.
-    pub fn memory_bytes(&self, format: KvFormat, capacity: &Capacity) -> usize {
-        let kv = self.sum_pages(format, |window| capacity.pages(window));
+    pub fn memory_bytes(&self, capacity: &Capacity) -> usize {
+        let kv = self.sum_pages(|window| capacity.pages(window));
         kv.saturating_add(self.recurrent_bytes().saturating_mul(capacity.slots()))
     }
 
-    /// Bytes of `pages(window)` pages in each KV layer.
-    fn sum_pages(&self, format: KvFormat, pages: impl Fn(Option<usize>) -> usize) -> usize {
-        self.0.iter().fold(0, |sum, kind| match *kind {
-            LayerKind::Kv { kv_heads, head_dim, window } => {
-                let page = page_bytes(format, kv_heads, head_dim);
-                sum.saturating_add(page.saturating_mul(pages(window)))
+    /// Bytes of `count(window)` pages in each KV layer.
+    fn sum_pages(&self, count: impl Fn(Option<usize>) -> usize) -> usize {
+        self.0.iter().fold(0, |sum, kind| match kind {
+            LayerKind::Kv { pages, window } => {
+                sum.saturating_add(pages.bytes().saturating_mul(count(*window)))
             }
             LayerKind::Recurrent { .. } | LayerKind::Shared(_) => sum,
         })
@@ -166,37 +172,49 @@ pub(crate) fn window_pages(window: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use compute::memory::KvFormat::{self, F16, F32};
+    use compute::memory::{Plane, PlaneOrder};
+
     use super::*;
 
-    fn full(kv_heads: usize, head_dim: usize) -> LayerKind {
-        LayerKind::Kv { kv_heads, head_dim, window: None }
+    fn kv(heads: usize, width: usize, format: KvFormat, window: Option<usize>) -> LayerKind {
+        let plane = |order| Plane { heads, width, order, format };
+        let pages = PageShape::new(vec![plane(PlaneOrder::Columns), plane(PlaneOrder::Panels)]);
+        LayerKind::Kv { pages, window }
+    }
+
+    fn full(heads: usize, width: usize) -> LayerKind {
+        kv(heads, width, F16, None)
     }
 
     #[test]
     fn bytes_are_what_the_design_says() {
         // Qwen3.5-35B-A3B: 30 gated-delta layers (32 × 128 × 128 and 3 × 8192), 10 full ones of 2 × 256.
         let delta = LayerKind::Recurrent { floats: 32 * 128 * 128 + 3 * 8192 };
-        let layers: Vec<_> =
-            (0..40).map(|i| if i % 4 == 3 { full(2, 256) } else { delta }).collect();
-        let layout = Layout::new(layers).unwrap();
+        let of = |format| {
+            let full = kv(2, 256, format, None);
+            let layer = |i: usize| if i % 4 == 3 { full.clone() } else { delta.clone() };
+            Layout::new((0..40).map(layer).collect()).unwrap()
+        };
+        let layout = of(F16);
         assert!(!layout.is_rewindable());
-        assert_eq!(layout.kv_bytes_per_token(KvFormat::F16), 20_480);
-        assert_eq!(layout.kv_bytes(KvFormat::F16, 64), 64 * 20_480);
-        assert_eq!(layout.kv_bytes(KvFormat::F32, 65), 2 * 128 * 20_480);
-        assert_eq!(layout.kv_bytes(KvFormat::F16, 0), 0);
+        assert_eq!(layout.kv_bytes_per_token(), 20_480);
+        assert_eq!(layout.kv_bytes(64), 64 * 20_480);
+        assert_eq!(of(F32).kv_bytes(65), 2 * 128 * 20_480);
+        assert_eq!(layout.kv_bytes(0), 0);
         // 62.9 MB of matrices, and the convolutions' rows.
         assert_eq!(layout.recurrent_bytes(), 62_914_560 + 30 * 3 * 8192 * 4);
     }
 
     #[test]
     fn windows_stop_growing_and_shared_layers_cost_nothing() {
-        let sliding = LayerKind::Kv { kv_heads: 8, head_dim: 256, window: Some(1024) };
+        let sliding = kv(8, 256, F16, Some(1024));
         let layout = Layout::new(vec![sliding, full(2, 512), LayerKind::Shared(0)]).unwrap();
-        let bytes = |tokens| layout.kv_bytes(KvFormat::F16, tokens);
+        let bytes = |tokens| layout.kv_bytes(tokens);
         assert_eq!(bytes(64), 64 * (8192 + 4096));
         assert_eq!(bytes(1 << 20) - bytes(1 << 19), (1 << 19) * 4096);
-        assert_eq!(layout.kv_bytes_per_token(KvFormat::F16), 4096);
-        assert_eq!(layout.window_bytes(KvFormat::F16), 1024 * 8192);
+        assert_eq!(layout.kv_bytes_per_token(), 4096);
+        assert_eq!(layout.window_bytes(), 1024 * 8192);
         assert_eq!(layout.recurrent_bytes(), 0);
         assert!(!layout.is_rewindable());
         assert!(Layout::new(vec![full(2, 512), LayerKind::Shared(0)]).unwrap().is_rewindable());
@@ -204,12 +222,14 @@ mod tests {
 
     #[test]
     fn sizes_saturate() {
-        let layout = Layout::new(vec![full(usize::MAX, 3), full(1, usize::MAX / 2)]).unwrap();
-        assert_eq!(layout.kv_bytes(KvFormat::F32, usize::MAX), usize::MAX);
+        let huge = [(usize::MAX, 3), (1, usize::MAX / 2)];
+        let layers = huge.map(|(heads, width)| kv(heads, width, F32, None));
+        let layout = Layout::new(layers.to_vec()).unwrap();
+        assert_eq!(layout.kv_bytes(usize::MAX), usize::MAX);
         let most = usize::MAX;
         let capacity =
             Capacity { tokens: most, sequences: most, checkpoints: most, step_tokens: most };
-        assert_eq!(layout.memory_bytes(KvFormat::F16, &capacity), usize::MAX);
+        assert_eq!(layout.memory_bytes(&capacity), usize::MAX);
     }
 
     #[test]
@@ -223,7 +243,8 @@ mod tests {
         }
         check(vec![full(1, 8), full(0, 8)], 1);
         check(vec![full(1, 0)], 0);
-        check(vec![LayerKind::Kv { kv_heads: 1, head_dim: 8, window: Some(0) }], 0);
+        check(vec![kv(1, 8, F16, Some(0))], 0);
+        check(vec![LayerKind::Kv { pages: PageShape::new(Vec::new()), window: None }], 0);
         check(vec![LayerKind::Recurrent { floats: 0 }], 0);
         check(vec![LayerKind::Shared(0)], 0);
         check(vec![LayerKind::Shared(1), full(1, 8)], 0);

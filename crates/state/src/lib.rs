@@ -21,4 +21,4 @@ pub use error::{Error, Result};
 pub use layout::{Capacity, LayerKind, Layout};
 pub use memory::Memory;
 pub use prefix::{CacheLimits, PrefixCache, Worth, common_prefix};
-pub use sequence::{LayerState, PageTable, Pages, Sequence, Slot};
+pub use sequence::{LayerState, Pages, Sequence, Slot};

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use compute::memory::{KvArena, KvFormat, RecurrentArena, page_bytes, slot_bytes};
+use compute::memory::{KvArena, PageShape, RecurrentArena, slot_bytes};
 
 use crate::pool::{Lease, Pool};
 use crate::sequence::Copy;
@@ -17,8 +17,10 @@ use crate::{Capacity, Error, LayerKind, LayerState, Layout, Pages, Result, Seque
 #[derive(Debug)]
 pub struct Memory {
     layers: Vec<Place>,
-    kv: Vec<Arena<KvArena>>,
-    recurrent: Vec<Arena<RecurrentArena>>,
+    kv: Vec<KvArena>,
+    /// The free pages of each KV arena.
+    page_pools: Vec<Arc<Pool>>,
+    recurrent: Vec<Arena>,
 }
 
 /// Where a layer keeps its state.
@@ -30,39 +32,40 @@ enum Place {
 }
 
 #[derive(Debug)]
-struct Arena<A> {
-    bytes: A,
+struct Arena {
+    bytes: RecurrentArena,
     pool: Arc<Pool>,
 }
 
 impl Memory {
-    /// Maps [`Layout::memory_bytes`]: an arena for each distinct `(kv_heads, head_dim)` and for each distinct size of
-    /// recurrent state.
-    pub fn new(layout: &Layout, format: KvFormat, capacity: &Capacity) -> Result<Memory> {
-        let mut kv_shapes: Vec<((usize, usize), usize)> = Vec::new(); // (kv_heads, head_dim), pages
+    /// Maps [`Layout::memory_bytes`]: an arena for each distinct shape of pages and for each distinct size of recurrent
+    /// state.
+    pub fn new(layout: &Layout, capacity: &Capacity) -> Result<Memory> {
+        let mut page_shapes: Vec<(&PageShape, usize)> = Vec::new(); // shape, pages
         let mut recurrent_shapes: Vec<(usize, usize)> = Vec::new(); // floats, slots
-        let place = |kind: &LayerKind| match *kind {
-            LayerKind::Kv { kv_heads, head_dim, window } => {
-                let pages = capacity.pages(window);
-                let arena = add_shape(&mut kv_shapes, (kv_heads, head_dim), pages);
-                Place::Kv { arena, window }
-            }
-            LayerKind::Recurrent { floats } => {
-                let arena = add_shape(&mut recurrent_shapes, floats, capacity.slots());
-                Place::Recurrent { arena }
-            }
-            LayerKind::Shared(target) => Place::Shared(target),
-        };
-        let layers = layout.layers().iter().map(place).collect();
+        let mut layers = Vec::with_capacity(layout.layers().len());
+        for kind in layout.layers() {
+            layers.push(match kind {
+                LayerKind::Kv { pages, window } => {
+                    let arena = add_shape(&mut page_shapes, pages, capacity.pages(*window));
+                    Place::Kv { arena, window: *window }
+                }
+                LayerKind::Recurrent { floats } => {
+                    let arena = add_shape(&mut recurrent_shapes, *floats, capacity.slots());
+                    Place::Recurrent { arena }
+                }
+                LayerKind::Shared(target) => Place::Shared(*target),
+            });
+        }
 
-        let map_kv = |&((kv_heads, head_dim), count): &((usize, usize), usize)| {
-            let capacity = id_count("KV pages", count)?;
-            let bytes = KvArena::new(format, kv_heads, head_dim, count).map_err(|source| {
-                let bytes = page_bytes(format, kv_heads, head_dim).saturating_mul(count);
+        let (mut kv, mut page_pools) = (Vec::new(), Vec::new());
+        for (shape, count) in page_shapes {
+            page_pools.push(Pool::new(id_count("KV pages", count)?));
+            kv.push(KvArena::new(shape.clone(), count).map_err(|source| {
+                let bytes = shape.bytes().saturating_mul(count);
                 Error::Map { what: "KV pages", bytes, source: source.into() }
-            })?;
-            Ok(Arena { bytes, pool: Pool::new(capacity) })
-        };
+            })?);
+        }
         let map_recurrent = |&(floats, count): &(usize, usize)| {
             let capacity = id_count("recurrent slots", count)?;
             let bytes = RecurrentArena::new(floats, count).map_err(|source| {
@@ -71,9 +74,8 @@ impl Memory {
             })?;
             Ok(Arena { bytes, pool: Pool::new(capacity) })
         };
-        let kv = kv_shapes.iter().map(map_kv).collect::<Result<_>>()?;
         let recurrent = recurrent_shapes.iter().map(map_recurrent).collect::<Result<_>>()?;
-        Ok(Memory { layers, kv, recurrent })
+        Ok(Memory { layers, kv, page_pools, recurrent })
     }
 
     /// An empty sequence. It takes its recurrent slots, zeroed, and no pages yet.
@@ -89,7 +91,7 @@ impl Memory {
         for place in &self.layers {
             layers.push(match *place {
                 Place::Kv { arena, window } => {
-                    let page_bytes = self.kv[arena].bytes.page_bytes();
+                    let page_bytes = self.kv[arena].page_bytes();
                     LayerState::Kv(Pages::new(arena, page_bytes, window))
                 }
                 Place::Recurrent { arena } => {
@@ -119,7 +121,7 @@ impl Memory {
     /// Whether sequences could each grow by so many positions, `step` at a time, if no other sequence held any pages.
     /// (Recurrent slots are not looked at: a sequence never takes more of them.)
     pub fn can_hold(&self, sequences: &[(&Sequence, usize)], step: usize) -> bool {
-        let page_counts = self.kv.iter().map(|arena| arena.bytes.page_count());
+        let page_counts = self.kv.iter().map(KvArena::page_count);
         let mut held: Vec<Vec<bool>> =
             page_counts.clone().map(|page_count| vec![false; page_count]).collect();
         let mut needed = vec![0usize; self.kv.len()];
@@ -178,7 +180,7 @@ impl Memory {
     fn copy(&mut self, copies: &[Copy]) {
         for copy in copies {
             match *copy {
-                Copy::Page { arena, from, to } => self.kv_mut(arena).copy_page(from, to),
+                Copy::Page { arena, from, to } => self.kv[arena].copy_page(from, to),
                 Copy::Slot { arena, from, to } => self.recurrent_mut(arena).copy(from, to),
             }
         }
@@ -186,30 +188,30 @@ impl Memory {
 
     /// `counts[i]` pages of arena `i`, or none at all.
     fn take_pages(&self, counts: &[usize]) -> Result<Vec<std::vec::IntoIter<Lease>>> {
-        let take = |(arena, &needed): (&Arena<KvArena>, &usize)| {
-            let leases = arena.pool.take(needed);
+        let take = |(pool, &needed): (&Arc<Pool>, &usize)| {
+            let leases = pool.take(needed);
             Ok(leases.map_err(|free| Error::OutOfPages { needed, free })?.into_iter())
         };
-        self.kv.iter().zip(counts).map(take).collect()
+        self.page_pools.iter().zip(counts).map(take).collect()
     }
 
     /// `counts[i]` slots of arena `i`, or none at all.
     fn take_slots(&self, counts: &[usize]) -> Result<Vec<std::vec::IntoIter<Lease>>> {
-        let take = |(arena, &needed): (&Arena<RecurrentArena>, &usize)| {
+        let take = |(arena, &needed): (&Arena, &usize)| {
             let leases = arena.pool.take(needed);
             Ok(leases.map_err(|free| Error::OutOfSlots { needed, free })?.into_iter())
         };
         self.recurrent.iter().zip(counts).map(take).collect()
     }
 
-    /// Pages of one shape; the index is [`PageTable::arena`](crate::PageTable::arena).
-    pub fn kv(&self, arena: usize) -> &KvArena {
-        &self.kv[arena].bytes
+    /// Pages, an arena for each shape; the index is [`PageTable::arena`](compute::PageTable::arena).
+    pub fn kv(&self) -> &[KvArena] {
+        &self.kv
     }
 
-    /// Pages of one shape, for the step that appends to them.
-    pub fn kv_mut(&mut self, arena: usize) -> &mut KvArena {
-        &mut self.kv[arena].bytes
+    /// Pages, for the step that appends to them.
+    pub fn kv_mut(&mut self) -> &mut [KvArena] {
+        &mut self.kv
     }
 
     /// Slots of one size; the index comes with [`Sequence::recurrent`].
@@ -220,12 +222,6 @@ impl Memory {
     /// Slots of one size, for the step that updates them.
     pub fn recurrent_mut(&mut self, arena: usize) -> &mut RecurrentArena {
         &mut self.recurrent[arena].bytes
-    }
-
-    /// How many KV arenas there are.
-    #[cfg(test)]
-    pub(crate) fn kv_count(&self) -> usize {
-        self.kv.len()
     }
 
     /// How many recurrent arenas there are.
@@ -244,7 +240,7 @@ impl Memory {
 
     /// Pages of a KV arena that are free.
     pub fn free_pages(&self, arena: usize) -> usize {
-        self.kv[arena].pool.free()
+        self.page_pools[arena].free()
     }
 
     /// Slots of a recurrent arena that are free.
@@ -255,8 +251,8 @@ impl Memory {
 
     /// Pages of all KV arenas, and how many of them are free.
     pub fn pages(&self) -> (usize, usize) {
-        let counts = self.kv.iter().map(|arena| (arena.bytes.page_count(), arena.pool.free()));
-        counts.fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1))
+        let all = self.kv.iter().map(KvArena::page_count).sum();
+        (all, self.page_pools.iter().map(|pool| pool.free()).sum())
     }
 
     /// Recurrent states there is room for, each of all recurrent layers, and how many of them are free.
@@ -268,7 +264,7 @@ impl Memory {
             }
         }
         let arenas = self.recurrent.iter().zip(&layers);
-        let least = |count: &dyn Fn(&Arena<RecurrentArena>) -> usize| {
+        let least = |count: &dyn Fn(&Arena) -> usize| {
             arenas.clone().map(|(arena, &layers)| count(arena) / layers.max(1)).min().unwrap_or(0)
         };
         (least(&|arena| arena.bytes.slot_count()), least(&|arena| arena.pool.free()))
@@ -276,7 +272,7 @@ impl Memory {
 
     /// Bytes of all arenas.
     pub fn bytes(&self) -> usize {
-        let kv = self.kv.iter().map(|arena| arena.bytes.page_count() * arena.bytes.page_bytes());
+        let kv = self.kv.iter().map(|arena| arena.page_count() * arena.page_bytes());
         let recurrent = self.recurrent.iter();
         let recurrent = recurrent.map(|arena| arena.bytes.slot_count() * arena.bytes.slot_bytes());
         kv.chain(recurrent).sum()
@@ -284,7 +280,8 @@ impl Memory {
 
     /// Bytes of the pages and slots that are free.
     pub fn free_bytes(&self) -> usize {
-        let kv = self.kv.iter().map(|arena| arena.pool.free() * arena.bytes.page_bytes());
+        let kv = self.kv.iter().zip(&self.page_pools);
+        let kv = kv.map(|(arena, pool)| pool.free() * arena.page_bytes());
         let recurrent = self.recurrent.iter();
         let recurrent = recurrent.map(|arena| arena.pool.free() * arena.bytes.slot_bytes());
         kv.chain(recurrent).sum()
@@ -292,7 +289,7 @@ impl Memory {
 
     /// Makes all of it resident now.
     pub fn prefault(&mut self) {
-        self.kv.iter_mut().for_each(|arena| arena.bytes.prefault());
+        self.kv.iter_mut().for_each(KvArena::prefault);
         self.recurrent.iter_mut().for_each(|arena| arena.bytes.prefault());
     }
 }

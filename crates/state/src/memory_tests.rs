@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use compute::memory::{BLOCK, PageId, SlotId};
+use compute::memory::{BLOCK, KvFormat, PageId, Plane, PlaneOrder, SlotId};
 use proptest::prelude::*;
 
 use super::*;
@@ -12,8 +12,10 @@ const SLIDING: usize = 2;
 const WINDOW: usize = 70;
 const KEEP: usize = 5;
 
-fn kv(kv_heads: usize, head_dim: usize, window: Option<usize>) -> LayerKind {
-    LayerKind::Kv { kv_heads, head_dim, window }
+fn kv(heads: usize, width: usize, window: Option<usize>) -> LayerKind {
+    let plane = |order| Plane { heads, width, order, format: KvFormat::F32 };
+    let pages = PageShape::new(vec![plane(PlaneOrder::Columns), plane(PlaneOrder::Panels)]);
+    LayerKind::Kv { pages, window }
 }
 
 /// Two KV arenas and, if `recurrent`, two recurrent ones; layer 2 slides, the last layer shares.
@@ -31,7 +33,7 @@ fn capacity(tokens: usize, sequences: usize, checkpoints: usize) -> Capacity {
 }
 
 fn memory(layout: &Layout, capacity: &Capacity) -> Memory {
-    Memory::new(layout, KvFormat::F32, capacity).unwrap()
+    Memory::new(layout, capacity).unwrap()
 }
 
 /// What layer `layer` stores of `token`, for all kv heads: different for every layer, position, head and dimension,
@@ -66,7 +68,7 @@ fn facts(memory: &Memory, sequence: &Sequence) -> impl PartialEq + std::fmt::Deb
             LayerState::Shared(target) => (*target, vec![]),
         })
         .collect();
-    let free_pages: Vec<_> = (0..memory.kv_count()).map(|a| memory.free_pages(a)).collect();
+    let free_pages: Vec<_> = (0..memory.kv().len()).map(|a| memory.free_pages(a)).collect();
     let free_slots: Vec<_> = (0..memory.recurrent_count()).map(|a| memory.free_slots(a)).collect();
     (tables, free_pages, free_slots, sequence.len, sequence.prepared)
 }
@@ -95,12 +97,12 @@ impl World {
             match state {
                 LayerState::Kv(_) => {
                     let table = sequence.kv(layer);
-                    let arena = self.memory.kv_mut(table.arena);
+                    let arena = &mut self.memory.kv_mut()[table.arena];
                     for (position, &token) in (sequence.len..).zip(&new) {
                         let page = table.pages[position / BLOCK - table.first_block];
-                        let width = arena.kv_heads() * arena.head_dim();
-                        let (k, v) = kv_row(layer, position, token, width);
-                        arena.write(page, position % BLOCK, &k, &v);
+                        let Plane { heads, width, .. } = arena.shape().planes()[0];
+                        let (k, v) = kv_row(layer, position, token, heads * width);
+                        arena.write(page, position % BLOCK, &[&k, &v]);
                     }
                 }
                 LayerState::Recurrent(_) => {
@@ -154,20 +156,20 @@ impl World {
                         assert!(layer == SLIDING || table.first_block == 0);
                         let first = table.first_block * BLOCK;
                         assert!(first == 0 || first + WINDOW <= tokens.len());
-                        let arena = self.memory.kv(table.arena);
-                        let (heads, dim) = (arena.kv_heads(), arena.head_dim());
+                        let arena = &self.memory.kv()[table.arena];
+                        let Plane { heads, width: dim, .. } = arena.shape().planes()[0];
                         for (position, &token) in tokens.iter().enumerate().skip(first) {
                             let page = table.pages[position / BLOCK - table.first_block];
                             let (k, v) = kv_row(layer, position, token, heads * dim);
                             for head in 0..heads {
-                                let stored = arena.read(page, position % BLOCK, head);
+                                let stored =
+                                    [0, 1].map(|p| arena.read(page, position % BLOCK, p, head));
                                 let columns = head * dim..(head + 1) * dim;
-                                assert_eq!(stored.0, k[columns.clone()]);
-                                assert_eq!(stored.1, v[columns]);
+                                assert_eq!(stored, [&k[columns.clone()], &v[columns]]);
                             }
                         }
                         pages.extend(table.pages.iter().map(|&page| (table.arena, page)));
-                        bytes += table.pages.len() * self.memory.kv(table.arena).page_bytes();
+                        bytes += table.pages.len() * arena.page_bytes();
                     }
                     LayerState::Recurrent(_) => {
                         let (arena, slot) = sequence.recurrent(layer);
@@ -185,11 +187,11 @@ impl World {
             assert_eq!(sequence.bytes(), bytes);
         }
         let mut free_bytes = self.memory.bytes();
-        for arena in 0..self.memory.kv_count() {
+        for arena in 0..self.memory.kv().len() {
             let used = pages.iter().filter(|page| page.0 == arena).count();
-            let count = self.memory.kv(arena).page_count();
+            let count = self.memory.kv()[arena].page_count();
             assert_eq!(used + self.memory.free_pages(arena), count);
-            free_bytes -= used * self.memory.kv(arena).page_bytes();
+            free_bytes -= used * self.memory.kv()[arena].page_bytes();
         }
         for arena in 0..self.memory.recurrent_count() {
             let used = slots.iter().filter(|slot| slot.0 == arena).count();
@@ -346,8 +348,8 @@ fn the_plan_and_the_memory_agree() {
         let capacity = capacity(tokens, sequences, checkpoints);
         let layout = layout(true);
         let memory = memory(&layout, &capacity);
-        assert_eq!(memory.bytes(), layout.memory_bytes(KvFormat::F32, &capacity));
-        assert_eq!((memory.kv_count(), memory.recurrent_count()), (2, 2));
+        assert_eq!(memory.bytes(), layout.memory_bytes(&capacity));
+        assert_eq!((memory.kv().len(), memory.recurrent_count()), (2, 2));
         assert_eq!(memory.free_bytes(), memory.bytes());
     }
 }
@@ -357,7 +359,7 @@ fn impossible_capacities_are_errors() {
     let huge = capacity(usize::MAX, 1, 0);
     let many = capacity(1 << 42, 1, 0);
     for (capacity, layout) in [(huge, layout(true)), (many, layout(false))] {
-        let error = Memory::new(&layout, KvFormat::F16, &capacity).unwrap_err();
+        let error = Memory::new(&layout, &capacity).unwrap_err();
         assert!(matches!(error, Error::TooMany { .. } | Error::Map { .. }), "{error}");
     }
 }
@@ -409,9 +411,9 @@ fn a_step_borrows_an_arena_and_several_sequences_at_once() {
         memory.prepare(sequence, 3).unwrap();
     }
     let tables: Vec<_> = batch.iter().map(|sequence| sequence.kv(0)).collect();
-    let arena = memory.kv_mut(tables[0].arena);
+    let arena = &mut memory.kv_mut()[tables[0].arena];
     for table in &tables {
-        arena.write(table.pages[0], 2, &[1.0; 32], &[2.0; 32]);
+        arena.write(table.pages[0], 2, &[&[1.0; 32], &[2.0; 32]]);
     }
     batch.iter_mut().for_each(|sequence| sequence.advance(3));
 }

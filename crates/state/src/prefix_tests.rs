@@ -1,7 +1,7 @@
 //! Random lives of a prefix cache against a plain list, over real sequences: what is handed out is read back from the
 //! arenas.
 
-use compute::memory::{BLOCK, KvFormat};
+use compute::memory::{BLOCK, KvFormat, PageShape, Plane, PlaneOrder};
 use proptest::prelude::*;
 
 use super::*;
@@ -17,7 +17,9 @@ enum Model {
 }
 
 fn layout(model: Model) -> Layout {
-    let kv = |window| LayerKind::Kv { kv_heads: 1, head_dim: 16, window };
+    let keys = Plane { heads: 1, width: 16, order: PlaneOrder::Columns, format: KvFormat::F32 };
+    let pages = PageShape::new(vec![keys, Plane { order: PlaneOrder::Panels, ..keys }]);
+    let kv = |window| LayerKind::Kv { pages: pages.clone(), window };
     let second = match model {
         Model::Full => kv(None),
         Model::Sliding => kv(Some(WINDOW)),
@@ -47,7 +49,8 @@ fn feed(memory: &mut Memory, sequence: &mut Sequence, tokens: &[u32]) {
             for (position, &token) in (sequence.len()..).zip(part) {
                 let page = table.pages[position / BLOCK - table.first_block];
                 let row = [token as f32; 16];
-                memory.kv_mut(table.arena).write(page, position % BLOCK, &row, &row);
+                let arena = &mut memory.kv_mut()[table.arena];
+                arena.write(page, position % BLOCK, &[&row, &row]);
             }
         }
         sequence.advance(part.len());
@@ -70,8 +73,8 @@ fn check_contents(memory: &Memory, sequence: &Sequence, tokens: &[u32]) {
         assert!(first == 0 || first + WINDOW <= tokens.len());
         for (position, &token) in tokens.iter().enumerate().skip(first) {
             let page = table.pages[position / BLOCK - table.first_block];
-            let stored = memory.kv(table.arena).read(page, position % BLOCK, 0);
-            assert_eq!(stored.0, [token as f32; 16]);
+            let stored = memory.kv()[table.arena].read(page, position % BLOCK, 0, 0);
+            assert_eq!(stored, [token as f32; 16]);
         }
     }
 }
@@ -106,7 +109,7 @@ impl World {
     fn new(model: Model) -> World {
         let layout = layout(model);
         let capacity = Capacity { tokens: 6000, sequences: 2, checkpoints: 20, step_tokens: BLOCK };
-        let memory = Memory::new(&layout, KvFormat::F32, &capacity).unwrap();
+        let memory = Memory::new(&layout, &capacity).unwrap();
         let cache = PrefixCache::new(LIMITS, layout.is_rewindable());
         World { model, memory, cache, plain: Vec::new(), clock: 0 }
     }
@@ -291,7 +294,7 @@ fn turns_outlive_places_on_the_way() {
 fn a_cache_of_nothing_keeps_nothing() {
     let layout = layout(Model::Hybrid);
     let capacity = Capacity { tokens: 100, sequences: 1, checkpoints: 0, step_tokens: BLOCK };
-    let mut memory = Memory::new(&layout, KvFormat::F32, &capacity).unwrap();
+    let mut memory = Memory::new(&layout, &capacity).unwrap();
     let limits = CacheLimits { entries: 0, tokens: 1000 };
     let mut cache = PrefixCache::new(limits, layout.is_rewindable());
     let mut sequence = memory.sequence().unwrap();

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use compute::PageTable;
 use compute::memory::{BLOCK, PageId, SlotId};
 
 use crate::layout::window_pages;
@@ -54,17 +55,6 @@ pub struct Slot {
     arena: usize,
     slot_bytes: usize,
     lease: Arc<Lease>,
-}
-
-/// Where attention finds a sequence's keys and values of one layer.
-#[derive(Clone, Copy, Debug)]
-pub struct PageTable<'a> {
-    /// For [`Memory::kv_mut`](crate::Memory::kv_mut).
-    pub arena: usize,
-    /// `pages[i]` holds block `first_block + i`.
-    pub pages: &'a [PageId],
-    /// Blocks before this one were released.
-    pub first_block: usize,
 }
 
 /// A page or slot whose contents must move to another one.

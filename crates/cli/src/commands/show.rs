@@ -95,7 +95,7 @@ fn facts(model: &OpenModel) -> Facts {
         recurrent_layers: spec.layers.len() - attention_layers,
         hidden: spec.hidden,
         experts: moe.map_or(0, |moe| moe.experts.experts()),
-        experts_per_token: moe.map_or(0, |moe| moe.experts_per_token),
+        experts_per_token: moe.map_or(0, |moe| moe.experts_per_token()),
         context: spec.context,
         vocabulary: spec.vocab,
         weights: weight_kinds(spec),

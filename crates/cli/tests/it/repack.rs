@@ -79,7 +79,7 @@ fn spec(folder: &Path) -> (Checkpoint, DecoderSpec) {
 fn slot_counts(spec: &DecoderSpec) -> [usize; 3] {
     let layers = || spec.moe_layers().map(|(_, moe)| moe);
     let sizes: BTreeSet<u64> = layers().map(|moe| moe.experts.bytes_per_expert()).collect();
-    let least = layers().map(|moe| moe.experts_per_token).max().unwrap() * sizes.len();
+    let least = layers().map(|moe| moe.experts_per_token()).max().unwrap() * sizes.len();
     let all: usize = layers().map(|moe| moe.experts.experts()).sum();
     [least, least.max(all / 3), least.max(all * 2 / 3)]
 }

@@ -1,7 +1,7 @@
 //! Grouped-query attention over KV pages, in absolute blocks and spans.
 //!
-//! The arithmetic of one (row, head) is fixed by its position alone, and by where the run ends if its rows see
-//! each other both ways. For each block of [`BLOCK`] keys:
+//! The arithmetic of one (row, head) is fixed by its position alone, and by where the run ends if attention is
+//! bidirectional within it. For each block of [`BLOCK`] keys:
 //! scores in order of dimension, the block's own maximum, `p = e^(s - max)`, their lane sum, and `p V`
 //! in order of key. Blocks are merged in order inside a span of [`SPAN_BLOCKS`] blocks, spans in order into the
 //! result, both by [`merge`]. A block without a visible key is no operation at all.
@@ -20,10 +20,9 @@ use machine::cpu::Isa;
 
 use multiply::{lines, multiply, multiply_narrow};
 
-use super::activation::tanh;
-use super::half_float;
 use super::lanes::{LANES, exp, join_lanes, larger, sum, versions};
-use crate::memory::{BLOCK, KvArena, KvBlock, PANEL, PageId, RowsMut, panel_width};
+use crate::memory::{BLOCK, KvArena, PANEL, PlaneBlock, RowsMut, panel_width};
+use crate::step::{AttentionShape, PageTable};
 
 /// Blocks that are merged before they are merged into the result: 1024 keys.
 pub(crate) const SPAN_BLOCKS: usize = 16;
@@ -31,28 +30,17 @@ pub(crate) const SPAN_BLOCKS: usize = 16;
 /// Queries whose accumulators stay in registers together.
 const TOGETHER: usize = 4;
 
+/// Planes of a page.
+const KEYS: usize = 0;
+const VALUES: usize = 1;
+
 /// A widened panel of K (`[64 dimensions][BLOCK]`) or V (`[BLOCK][PANEL]`).
 const TILE_FLOATS: usize = BLOCK * PANEL;
 
 /// The most (row, head) pairs of one tile.
 pub(crate) const MAX_QUERIES: usize = 512;
 
-/// What a layer's attention is, apart from its inputs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionShape {
-    /// Dimensions of a head.
-    pub(crate) head_dim: usize,
-    /// Query heads of one kv head.
-    pub(crate) group: usize,
-    /// Multiplies the queries.
-    pub(crate) scale: f32,
-    /// `cap * tanh(s / cap)` of the scores.
-    pub(crate) softcap: Option<f32>,
-    /// How many keys a row sees, itself included.
-    pub(crate) window: Option<usize>,
-}
-
-/// The keys and values of one sequence and kv head: `pages[i]` holds block `first_block + i`.
+/// The keys and values of one sequence and kv head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys<'a> {
     /// Where the pages are.
@@ -60,9 +48,9 @@ pub(crate) struct Keys<'a> {
     /// Which head of them.
     pub(crate) kv_head: usize,
     /// Every page that some row sees.
-    pub(crate) pages: &'a [PageId],
-    /// Not zero when a sliding layer has released its oldest pages.
-    pub(crate) first_block: usize,
+    pub(crate) pages: PageTable<'a>,
+    /// The blocks that rows look at; all that they may see if `None`.
+    pub(crate) selected: Option<&'a [u32]>,
     /// What will be read after the last page.
     pub(crate) then: &'a [u8],
 }
@@ -71,12 +59,19 @@ impl<'a> Keys<'a> {
     /// The keys in the first page that a row at `position` sees.
     pub(crate) fn first_page(&self, shape: &AttentionShape, position: usize) -> &'a [u8] {
         let start = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let page = self.pages.get((start / BLOCK).saturating_sub(self.first_block));
-        page.map_or(&[], |&page| self.arena.block(page, self.kv_head).k_bytes())
+        let block = (start / BLOCK).max(self.pages.first_block);
+        let page = self.pages.page(block);
+        page.map_or(&[], |page| self.arena.block(page, KEYS, self.kv_head).bytes())
+    }
+
+    /// Whether rows may look at a block.
+    #[inline(always)]
+    fn includes(&self, block: usize) -> bool {
+        self.selected.is_none_or(|blocks| blocks.binary_search(&(block as u32)).is_ok())
     }
 }
 
-/// Rows of queries: row `r`, head `g` of the group starts at `r * stride + g * head_dim`.
+/// Rows of queries: row `r`, head `g` of the group starts at `r * stride + g * k_dim`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queries<'a> {
     /// Starts at the group's first head in the first row.
@@ -100,13 +95,13 @@ impl Queries<'_> {
 
 /// Floats of scratch that [`attend_tile`] and [`attend_span`] need for `rows` rows.
 pub(crate) fn scratch_floats(shape: &AttentionShape, rows: usize) -> usize {
-    let queries = rows * shape.group;
-    LANES + TILE_FLOATS + queries * (2 * shape.head_dim + BLOCK + 6)
+    let queries = rows * shape.group();
+    LANES + TILE_FLOATS + queries * (shape.k_dim + shape.v_dim + BLOCK + 6)
 }
 
 /// Floats of one query's partial result: its sums over V, then the maximum and the denominator.
-pub(crate) fn partial_floats(head_dim: usize) -> usize {
-    head_dim + 2
+pub(crate) fn partial_floats(v_dim: usize) -> usize {
+    v_dim + 2
 }
 
 /// The spans that hold keys visible to these rows.
@@ -164,7 +159,7 @@ fn within_block(keys: &Range<usize>, block: usize) -> Seen {
 /// Attention of a tile of rows over everything they see.
 ///
 /// `sinks` has one logit per head of the group, which joins the denominator only. `out` has a row of
-/// `group * head_dim` for each row.
+/// `group * v_dim` for each row.
 pub(crate) fn attend_tile(
     isa: Isa,
     shape: &AttentionShape,
@@ -175,6 +170,7 @@ pub(crate) fn attend_tile(
     out: &mut RowsMut<'_>,
 ) {
     let mut tile = Tile::new(isa, shape, queries, scratch);
+    let (group, v_dim) = (shape.group(), shape.v_dim);
     for r in 0..queries.positions.len() {
         out.row(r).fill(0.0);
     }
@@ -183,16 +179,15 @@ pub(crate) fn attend_tile(
     }
     for span in visible_spans(shape, queries) {
         span_kernel(isa, isa, shape, keys, queries, span, &mut tile);
-        for (query, o) in tile.o.chunks_exact(shape.head_dim).enumerate() {
-            let (r, g) = (query / shape.group, query % shape.group);
-            let total = &mut out.row(r)[g * shape.head_dim..][..shape.head_dim];
+        for (query, o) in tile.o.chunks_exact(v_dim).enumerate() {
+            let total = &mut out.row(query / group)[query % group * v_dim..][..v_dim];
             let (m, l) = (&mut tile.total_m[query], &mut tile.total_l[query]);
             merge_kernel(isa, m, l, total, tile.m[query], tile.l[query], o);
         }
     }
     for query in 0..tile.m.len() {
-        let (r, g) = (query / shape.group, query % shape.group);
-        let total = &mut out.row(r)[g * shape.head_dim..][..shape.head_dim];
+        let g = query % group;
+        let total = &mut out.row(query / group)[g * v_dim..][..v_dim];
         let sink = sinks.map(|sinks| sinks[g]);
         finish_kernel(isa, tile.total_m[query], tile.total_l[query], sink, total);
     }
@@ -209,11 +204,12 @@ pub(crate) fn attend_span(
     partials: &mut [f32],
 ) {
     let mut tile = Tile::new(isa, shape, queries, scratch);
-    assert_eq!(partials.len(), tile.m.len() * partial_floats(shape.head_dim));
+    let size = partial_floats(shape.v_dim);
+    assert_eq!(partials.len(), tile.m.len() * size);
     span_kernel(isa, isa, shape, keys, queries, span, &mut tile);
-    for (query, partial) in partials.chunks_exact_mut(partial_floats(shape.head_dim)).enumerate() {
-        let (o, ml) = partial.split_at_mut(shape.head_dim);
-        o.copy_from_slice(&tile.o[query * shape.head_dim..][..shape.head_dim]);
+    for (query, partial) in partials.chunks_exact_mut(size).enumerate() {
+        let (o, ml) = partial.split_at_mut(shape.v_dim);
+        o.copy_from_slice(&tile.o[query * shape.v_dim..][..shape.v_dim]);
         ml.copy_from_slice(&[tile.m[query], tile.l[query]]);
     }
 }
@@ -243,11 +239,11 @@ pub(crate) fn merge_spans(
 struct Tile<'a> {
     /// One widened panel.
     panel: &'a mut [f32; TILE_FLOATS],
-    /// `[queries][head_dim]`, scaled.
+    /// `[queries][k_dim]`, scaled.
     q: &'a [f32],
     /// `[queries]`: scores, then `p`.
     scores: &'a mut [[f32; BLOCK]],
-    /// `[queries][head_dim]`: the span's sums over V.
+    /// `[queries][v_dim]`: the span's sums over V.
     o: &'a mut [f32],
     /// The span's maximum and denominator.
     m: &'a mut [f32],
@@ -268,22 +264,22 @@ impl<'a> Tile<'a> {
         scratch: &'a mut [f32],
     ) -> Tile<'a> {
         let rows = queries.positions.len();
-        let count = rows * shape.group;
+        let count = rows * shape.group();
         assert!(count <= MAX_QUERIES);
         // Vectors that straddle a cache line cost twice: start on one.
         let skip = scratch.as_ptr().align_offset(64).min(LANES);
         let scratch = &mut scratch[skip..];
         let (panel, scratch) = scratch.split_first_chunk_mut().expect("scratch_floats()");
         let (scores, scratch) = scratch.split_at_mut(count * BLOCK);
-        let (q, scratch) = scratch.split_at_mut(count * shape.head_dim);
-        let (o, scratch) = scratch.split_at_mut(count * shape.head_dim);
+        let (q, scratch) = scratch.split_at_mut(count * shape.k_dim);
+        let (o, scratch) = scratch.split_at_mut(count * shape.v_dim);
         let (m, scratch) = scratch.split_at_mut(count);
         let (l, scratch) = scratch.split_at_mut(count);
         let (keep, scratch) = scratch.split_at_mut(count);
         let (add, scratch) = scratch.split_at_mut(count);
         let (total_m, scratch) = scratch.split_at_mut(count);
         let total_l = &mut scratch[..count];
-        let row_floats = shape.group * shape.head_dim;
+        let row_floats = shape.group() * shape.k_dim;
         for (r, row) in q.chunks_exact_mut(row_floats).enumerate() {
             row.copy_from_slice(&queries.data[r * queries.stride..][..row_floats]);
         }
@@ -318,28 +314,31 @@ fn span_body(
     tile.l.fill(0.0);
     tile.o.fill(0.0);
     let mut seen = [Seen::NOTHING; MAX_QUERIES];
+    let group = shape.group();
     for block in visible_blocks(shape, queries, span) {
         let mut all = Seen::NOTHING;
-        let rows = queries.positions.iter().zip(seen.chunks_exact_mut(shape.group));
+        let rows = queries.positions.iter().zip(seen.chunks_exact_mut(group));
         for (&position, heads) in rows {
             let keys = within_block(&queries.visible(shape.window, position), block);
             heads.fill(keys);
             all = all.hull(keys);
         }
-        if all.is_empty() {
+        if all.is_empty() || !keys.includes(block) {
             continue;
         }
-        let page = keys.pages[block - keys.first_block];
+        let at = block - keys.pages.first_block;
+        let plane = |page, plane| keys.arena.block(page, plane, keys.kv_head);
+        let page = keys.pages.pages[at];
+        let k = plane(page, KEYS);
+        let next = keys.pages.pages.get(at + 1);
         let view = BlockView {
             isa,
             shape,
-            kv: keys.arena.block(page, keys.kv_head),
+            k,
+            v: if shape.values_in_keys { k } else { plane(page, VALUES) },
             seen: &seen[..tile.m.len()],
             all,
-            next_page: keys
-                .pages
-                .get(block + 1 - keys.first_block)
-                .map_or(keys.then, |&page| keys.arena.block(page, keys.kv_head).k_bytes()),
+            next_page: next.map_or(keys.then, |&page| plane(page, KEYS).bytes()),
         };
         scores(&view, tile);
         softmax(&view, tile);
@@ -351,7 +350,9 @@ fn span_body(
 struct BlockView<'a> {
     isa: Isa,
     shape: &'a AttentionShape,
-    kv: KvBlock<'a>,
+    k: PlaneBlock<'a>,
+    /// The same as `k` if values are a part of the keys.
+    v: PlaneBlock<'a>,
     /// The keys that each query sees.
     seen: &'a [Seen],
     /// The keys that some query sees.
@@ -388,35 +389,28 @@ macro_rules! in_groups {
 /// `scores[query][t] = Σ_d q[d] k[d][t]`, in order of d.
 #[inline(always)]
 fn scores(view: &BlockView<'_>, tile: &mut Tile<'_>) {
-    let head_dim = view.shape.head_dim;
+    let k_dim = view.shape.k_dim;
     let query_count = tile.scores.len();
     #[cfg(target_arch = "x86_64")]
-    if let KvBlock::F16 { k, .. } = view.kv
+    if let PlaneBlock::F16(k) = view.k
         && halves::are_few(view.isa, query_count)
     {
         tile.scores.fill([0.0; BLOCK]);
         let (k, columns) = (k.as_chunks().0, view.all.range().end);
-        halves::multiply(tile.q, head_dim, k, columns, tile.scores, view.kv.v_bytes());
+        halves::multiply(tile.q, k_dim, k, columns, tile.scores, view.v.bytes());
         return;
     }
-    for start_d in (0..head_dim).step_by(PANEL) {
-        let d = start_d..(start_d + PANEL).min(head_dim);
-        let k: &[f32] = match view.kv {
-            KvBlock::F16 { k, .. } => {
-                let panel = &mut tile.panel[..d.len() * BLOCK];
-                half_float::f16_to_f32(view.isa, &k[d.start * BLOCK..d.end * BLOCK], panel);
-                panel
-            }
-            KvBlock::F32 { k, .. } => &k[d.start * BLOCK..d.end * BLOCK],
-        };
+    for start_d in (0..k_dim).step_by(PANEL) {
+        let d = start_d..(start_d + PANEL).min(k_dim);
+        let k = view.k.widened(view.isa, d.start * BLOCK..d.end * BLOCK, tile.panel);
         let k = k.as_chunks::<BLOCK>().0;
         // K's panels follow one another, then V's.
-        let ahead = view.kv.k_bytes().get(d.end * view.kv.row_bytes()..).filter(|k| !k.is_empty());
-        let ahead = ahead.unwrap_or(view.kv.v_bytes());
+        let ahead = view.k.bytes().get(d.end * view.k.row_bytes()..).filter(|k| !k.is_empty());
+        let ahead = ahead.unwrap_or(view.v.bytes());
         in_groups!(query_count, |query, N| {
             if !view.seen_by::<N>(query).is_empty() {
                 let q: [&[f32]; N] =
-                    std::array::from_fn(|n| &tile.q[(query + n) * head_dim..][d.clone()]);
+                    std::array::from_fn(|n| &tile.q[(query + n) * k_dim..][d.clone()]);
                 let s: &mut [[f32; BLOCK]; N] =
                     (&mut tile.scores[query..query + N]).try_into().expect("N queries");
                 if start_d == 0 {
@@ -438,11 +432,6 @@ fn softmax(view: &BlockView<'_>, tile: &mut Tile<'_>) {
             *s = [0.0; BLOCK];
             (tile.keep[query], tile.add[query]) = (f32::NEG_INFINITY, 0.0);
             continue;
-        }
-        if let Some(cap) = view.shape.softcap {
-            for s in s.iter_mut() {
-                *s = cap * tanh(*s / cap);
-            }
         }
         if seen.range().len() < BLOCK {
             // A slot that was never written may hold anything: replace it, whatever it gave.
@@ -496,12 +485,13 @@ fn merge(running_m: &mut f32, running_l: &mut f32, m: f32, l: f32) -> (f32, f32)
 #[inline(always)]
 fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
     let seen = view.all.range();
-    let head_dim = view.shape.head_dim;
-    for column in (0..head_dim).step_by(PANEL) {
-        let width = panel_width(head_dim, column);
+    let v_dim = view.shape.v_dim;
+    for column in (0..v_dim).step_by(PANEL) {
+        let width = panel_width(v_dim, column);
         let at = column * BLOCK + seen.start * width..column * BLOCK + seen.end * width;
         #[cfg(target_arch = "x86_64")]
-        if let KvBlock::F16 { v, .. } = view.kv
+        if let PlaneBlock::F16(v) = view.v
+            && !view.shape.values_in_keys
             && width == PANEL
             && halves::are_few(view.isa, tile.scores.len())
         {
@@ -509,21 +499,19 @@ fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
             let sums = &mut sums[..tile.scores.len()];
             let p = &tile.scores.as_flattened()[seen.start..];
             // All of V came while K was read; so does the next K while V is, a share with each panel.
-            let ahead = view.next_page.get(column * view.kv.row_bytes()..).unwrap_or_default();
+            let ahead = view.next_page.get(column * view.v.row_bytes()..).unwrap_or_default();
             halves::multiply(p, BLOCK, v[at].as_chunks().0, PANEL, sums, ahead);
             add_seen(view, (tile.keep, tile.add), 0, column, sums, tile.o);
             continue;
         }
-        let end = (column + width) * view.kv.row_bytes();
-        let ahead = view.kv.v_bytes().get(end..).filter(|v| !v.is_empty());
+        let end = (column + width) * view.v.row_bytes();
+        let ahead = view.v.bytes().get(end..).filter(|v| !v.is_empty());
         let ahead = ahead.unwrap_or(view.next_page);
-        let v: &[f32] = match view.kv {
-            KvBlock::F16 { v, .. } => {
-                let panel = &mut tile.panel[..at.len()];
-                half_float::f16_to_f32(view.isa, &v[at], panel);
-                panel
-            }
-            KvBlock::F32 { v, .. } => &v[at],
+        let v = if view.shape.values_in_keys {
+            turn(view, column..v_dim.min(column + PANEL), width, tile.panel);
+            &tile.panel[..seen.len() * width]
+        } else {
+            view.v.widened(view.isa, at, tile.panel)
         };
         in_groups!(tile.scores.len(), |query, N| {
             let some = view.seen_by::<N>(query);
@@ -544,6 +532,20 @@ fn values(view: &BlockView<'_>, tile: &mut Tile<'_>) {
     }
 }
 
+/// Some columns of the keys that are seen, as the rows of a panel of V of this width.
+#[inline(always)]
+fn turn(view: &BlockView<'_>, columns: Range<usize>, width: usize, panel: &mut [f32; TILE_FLOATS]) {
+    let mut room = [0.0; TILE_FLOATS];
+    let values = columns.start * BLOCK..columns.end * BLOCK;
+    let k = view.k.widened(view.isa, values, &mut room).as_chunks::<BLOCK>().0;
+    for (slot, row) in view.all.range().zip(panel.chunks_exact_mut(width)) {
+        row.fill(0.0);
+        for (to, k) in row.iter_mut().zip(k) {
+            *to = k[slot];
+        }
+    }
+}
+
 /// Adds sums over a panel of V to the results of the queries from `first` on that see something of the block.
 #[inline(always)]
 fn add_seen(
@@ -554,10 +556,10 @@ fn add_seen(
     sums: &[[f32; PANEL]],
     o: &mut [f32],
 ) {
-    let head_dim = view.shape.head_dim;
+    let v_dim = view.shape.v_dim;
     for (query, sums) in (first..).zip(sums) {
         if !view.seen[query].is_empty() {
-            let o = &mut o[query * head_dim..][column..head_dim];
+            let o = &mut o[query * v_dim..][column..v_dim];
             add_sums(sums, keep[query], add[query], o);
         }
     }

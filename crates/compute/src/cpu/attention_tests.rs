@@ -4,9 +4,9 @@ use half::f16;
 
 use super::super::activation::testing::{Random, assert_close, assert_same_bits, isas};
 use super::*;
-use crate::memory::KvFormat;
+use crate::memory::{KvFormat, PageId};
 
-/// A sequence of `context` keys with `kv_heads` heads, every page at a shuffled place.
+/// A sequence of `context` keys, every page at a shuffled place.
 struct Sequence {
     arena: KvArena,
     pages: Vec<PageId>,
@@ -16,22 +16,28 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(format: KvFormat, kv_heads: usize, head_dim: usize, context: usize) -> Sequence {
+    fn new(format: KvFormat, shape: &AttentionShape, context: usize) -> Sequence {
         let mut random = Random::new(context as u64);
         let blocks = context.div_ceil(BLOCK);
-        let mut arena = KvArena::new(format, kv_heads, head_dim, blocks + 2).unwrap();
+        let mut arena = KvArena::new(shape.pages(format), blocks + 2).unwrap();
         let pages: Vec<PageId> = (0..blocks as u32).rev().map(|i| PageId(i + 1)).collect();
-        let row = kv_heads * head_dim;
-        let (mut k, mut v) = (random.normals(context * row), random.normals(context * row));
+        let (heads, k_dim, v_dim) = (shape.kv_heads, shape.k_dim, shape.v_dim);
+        let (k_row, v_row) = (heads * k_dim, heads * v_dim);
+        let (mut k, mut v) = (random.normals(context * k_row), random.normals(context * v_row));
+        if shape.values_in_keys {
+            v = k.chunks(k_dim).flat_map(|k| &k[..v_dim]).copied().collect();
+        }
+        let planes = arena.shape().planes().len();
         // What an earlier owner left in the pages.
+        let (k_left, v_left) = (vec![f32::NAN; k_row], vec![f32::NAN; v_row]);
         for &page in &pages {
             for slot in 0..BLOCK {
-                arena.write(page, slot, &vec![f32::NAN; row], &vec![f32::NAN; row]);
+                arena.write(page, slot, &[&k_left[..], &v_left][..planes]);
             }
         }
         for t in 0..context {
-            let at = t * row..(t + 1) * row;
-            arena.write(pages[t / BLOCK], t % BLOCK, &k[at.clone()], &v[at]);
+            let (k, v) = (&k[t * k_row..][..k_row], &v[t * v_row..][..v_row]);
+            arena.write(pages[t / BLOCK], t % BLOCK, &[k, v][..planes]);
         }
         if format == KvFormat::F16 {
             for x in k.iter_mut().chain(&mut v) {
@@ -42,7 +48,8 @@ impl Sequence {
     }
 
     fn keys(&self, kv_head: usize) -> Keys<'_> {
-        Keys { arena: &self.arena, kv_head, pages: &self.pages, first_block: 0, then: &[] }
+        let pages = PageTable { arena: 0, pages: &self.pages, first_block: 0 };
+        Keys { arena: &self.arena, kv_head, pages, selected: None, then: &[] }
     }
 
     /// Softmax attention of one row and kv head in f64, straight from the definition.
@@ -54,33 +61,31 @@ impl Sequence {
         position: usize,
         end: Option<usize>,
         sinks: Option<&[f32]>,
+        selected: Option<&[u32]>,
     ) -> Vec<f64> {
-        let dim = shape.head_dim;
-        let row = self.arena.kv_heads() * dim;
+        let (k_dim, v_dim) = (shape.k_dim, shape.v_dim);
         let mut out = Vec::new();
-        for (g, q) in q.chunks(dim).enumerate() {
+        for (g, q) in q.chunks(k_dim).enumerate() {
             let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let mut scores: Vec<f64> = (first..end.unwrap_or(position + 1))
-                .map(|t| {
-                    let k = &self.k[t * row + kv_head * dim..][..dim];
-                    let s: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-                    let s = s * f64::from(shape.scale);
-                    shape.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh())
-                })
-                .collect();
+            let selects = |t: usize| selected.is_none_or(|b| b.contains(&((t / BLOCK) as u32)));
+            let keys: Vec<usize> =
+                (first..end.unwrap_or(position + 1)).filter(|&t| selects(t)).collect();
+            let score = |&t: &usize| {
+                let k = &self.k[(t * shape.kv_heads + kv_head) * k_dim..][..k_dim];
+                let s: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+                s * f64::from(shape.scale)
+            };
+            let mut scores: Vec<f64> = keys.iter().map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let mut total: f64 = sinks.map_or(0.0, |s| (f64::from(s[g]) - max).exp());
             for s in &mut scores {
                 *s = (*s - max).exp();
                 total += *s;
             }
-            for d in 0..dim {
-                let sum: f64 = scores
-                    .iter()
-                    .enumerate()
-                    .map(|(i, p)| p * f64::from(self.v[(first + i) * row + kv_head * dim + d]))
-                    .sum();
-                out.push(sum / total);
+            for d in 0..v_dim {
+                let value = |t: usize| self.v[(t * shape.kv_heads + kv_head) * v_dim + d];
+                let weighted = scores.iter().zip(&keys).map(|(p, &t)| p * f64::from(value(t)));
+                out.push(weighted.sum::<f64>() / total);
             }
         }
         out
@@ -98,8 +103,8 @@ fn attend(
     sinks: Option<&[f32]>,
     tile_rows: usize,
 ) -> Vec<f32> {
-    let width = shape.group * shape.head_dim;
-    let mut out = vec![f32::NAN; q.len()];
+    let (width, out_width) = (shape.group() * shape.k_dim, shape.group() * shape.v_dim);
+    let mut out = vec![f32::NAN; positions.len() * out_width];
     for start in (0..positions.len()).step_by(tile_rows) {
         let rows = start..(start + tile_rows).min(positions.len());
         let queries = Queries {
@@ -109,8 +114,8 @@ fn attend(
             end,
         };
         let mut scratch = vec![f32::NAN; scratch_floats(shape, rows.len())];
-        let out = &mut out[rows.start * width..rows.end * width];
-        let mut out = RowsMut::new(out, width, width);
+        let out = &mut out[rows.start * out_width..rows.end * out_width];
+        let mut out = RowsMut::new(out, out_width, out_width);
         attend_tile(isa, shape, keys, queries, sinks, &mut scratch, &mut out);
     }
     out
@@ -126,11 +131,10 @@ fn attend_by_span(
     end: Option<usize>,
     sinks: Option<&[f32]>,
 ) -> Vec<f32> {
-    let width = shape.group * shape.head_dim;
-    let queries = Queries { data: q, stride: width, positions, end };
+    let queries = Queries { data: q, stride: shape.group() * shape.k_dim, positions, end };
     let spans = visible_spans(shape, queries);
-    let count = positions.len() * shape.group;
-    let stride = count * partial_floats(shape.head_dim);
+    let count = positions.len() * shape.group();
+    let stride = count * partial_floats(shape.v_dim);
     let mut partials = vec![f32::NAN; spans.len() * stride];
     // Any order of tasks.
     for (i, span) in spans.clone().enumerate().rev() {
@@ -138,10 +142,10 @@ fn attend_by_span(
         let partials = &mut partials[i * stride..][..stride];
         attend_span(isa, shape, keys, queries, span, &mut scratch, partials);
     }
-    let mut out = vec![f32::NAN; q.len()];
-    for (query, out) in out.chunks_mut(shape.head_dim).enumerate() {
-        let partials = &partials[query * partial_floats(shape.head_dim)..];
-        let sink = sinks.map(|sinks| sinks[query % shape.group]);
+    let mut out = vec![f32::NAN; count * shape.v_dim];
+    for (query, out) in out.chunks_mut(shape.v_dim).enumerate() {
+        let partials = &partials[query * partial_floats(shape.v_dim)..];
+        let sink = sinks.map(|sinks| sinks[query % shape.group()]);
         merge_spans(isa, partials, stride, spans.len(), sink, out);
     }
     out
@@ -152,12 +156,7 @@ fn check(format: KvFormat, shape: AttentionShape, context: usize, rows: usize, w
     check_rows(format, shape, context, rows, with_sinks, None);
 }
 
-/// The last `rows` positions, each of which sees the later ones too.
-#[track_caller]
-fn check_both_ways(format: KvFormat, shape: AttentionShape, context: usize, rows: usize) {
-    check_rows(format, shape, context, rows, false, Some(context));
-}
-
+/// The last `rows` positions; if attention is bidirectional, each sees the later ones too.
 #[track_caller]
 fn check_rows(
     format: KvFormat,
@@ -165,22 +164,22 @@ fn check_rows(
     context: usize,
     rows: usize,
     with_sinks: bool,
-    end: Option<usize>,
+    selected: Option<&[u32]>,
 ) {
     let mut random = Random::new(17);
-    let kv_heads = 2;
-    let sequence = Sequence::new(format, kv_heads, shape.head_dim, context);
-    let width = shape.group * shape.head_dim;
+    let sequence = Sequence::new(format, &shape, context);
+    let width = shape.group() * shape.k_dim;
+    let end = shape.is_bidirectional.then_some(context);
     let positions: Vec<usize> = (context - rows..context).collect();
     let q: Vec<f32> = random.normals(rows * width);
-    let sinks: Option<Vec<f32>> = with_sinks.then(|| random.normals(shape.group));
+    let sinks: Option<Vec<f32>> = with_sinks.then(|| random.normals(shape.group()));
     let sinks = sinks.as_deref();
     let kv_head = 1;
-    let keys = sequence.keys(kv_head);
+    let keys = Keys { selected, ..sequence.keys(kv_head) };
     let mut want = Vec::new();
     for (r, &position) in positions.iter().enumerate() {
         let q = &q[r * width..(r + 1) * width];
-        want.extend(sequence.reference(&shape, kv_head, q, position, end, sinks));
+        want.extend(sequence.reference(&shape, kv_head, q, position, end, sinks, selected));
     }
     let mut first = None;
     for isa in isas() {
@@ -200,9 +199,9 @@ fn check_rows(
     assert_eq!(sequence.context, context);
 }
 
+/// Two kv heads that serve `group` query heads each.
 fn shape(head_dim: usize, group: usize) -> AttentionShape {
-    let scale = 1.0 / (head_dim as f32).sqrt();
-    AttentionShape { head_dim, group, scale, softcap: None, window: None }
+    AttentionShape::new(2 * group, 2, head_dim, head_dim)
 }
 
 #[test]
@@ -226,36 +225,69 @@ fn several_spans_merge_to_the_same_bits_either_way() {
 }
 
 #[test]
-fn windows_softcaps_and_sinks_agree_with_f64() {
+fn windows_and_sinks_agree_with_f64() {
     let windowed = AttentionShape { window: Some(128), ..shape(64, 8) };
     check(KvFormat::F16, windowed, 1500, 20, true);
     check(KvFormat::F16, AttentionShape { window: Some(1), ..shape(16, 2) }, 130, 66, false);
     check(KvFormat::F32, AttentionShape { window: Some(5), ..shape(16, 3) }, 130, 70, true);
-    let capped = AttentionShape { softcap: Some(2.0), ..shape(64, 2) };
-    check(KvFormat::F16, capped, 200, 10, false);
 }
 
 #[test]
-fn rows_that_see_each_other_both_ways_agree_with_f64() {
-    check_both_ways(KvFormat::F16, shape(64, 4), 16, 16);
-    check_both_ways(KvFormat::F32, shape(32, 2), 200, 16);
+fn values_may_be_narrower_or_wider_than_keys() {
+    for (k_dim, v_dim, group) in [(24, 40, 3), (192, 128, 4), (40, 8, 2), (64, 200, 1)] {
+        let shape = AttentionShape { k_dim, v_dim, ..shape(k_dim, group) };
+        check(KvFormat::F16, shape, 100, 37, true);
+        check(KvFormat::F32, shape, 3 * BLOCK + 7, 70, false);
+    }
+    let shape = AttentionShape { k_dim: 32, v_dim: 80, ..shape(32, 4) };
+    check(KvFormat::F16, shape, 3 * SPAN_BLOCKS * BLOCK + 100, 2, true);
+}
+
+#[test]
+fn values_may_be_the_first_part_of_keys() {
+    for (k_dim, v_dim, group) in [(72, 64, 3), (576, 512, 16), (48, 24, 1), (64, 64, 2)] {
+        let shape = AttentionShape { k_dim, v_dim, values_in_keys: true, ..shape(k_dim, group) };
+        check(KvFormat::F16, shape, 100, 7, false);
+        check(KvFormat::F32, shape, 3 * BLOCK + 7, 5, true);
+    }
+    let shape = AttentionShape { v_dim: 32, values_in_keys: true, ..shape(40, 4) };
+    check(KvFormat::F16, shape, 3 * SPAN_BLOCKS * BLOCK + 100, 2, true);
+}
+
+#[test]
+fn rows_look_at_selected_blocks_only() {
+    let blocks = [0, 3, SPAN_BLOCKS as u32 + 1, 3 * SPAN_BLOCKS as u32];
+    let context = 3 * SPAN_BLOCKS * BLOCK + 40;
+    check_rows(KvFormat::F16, shape(32, 4), context, 12, true, Some(&blocks));
+    let windowed = AttentionShape { window: Some(150), ..shape(32, 2) };
+    check_rows(KvFormat::F32, windowed, 4 * BLOCK, 3, false, Some(&[0, 2, 3]));
+}
+
+#[test]
+fn bidirectional_rows_agree_with_f64() {
+    #[track_caller]
+    fn check_block(format: KvFormat, shape: AttentionShape, context: usize, rows: usize) {
+        check(format, AttentionShape { is_bidirectional: true, ..shape }, context, rows, false);
+    }
+    check_block(KvFormat::F16, shape(64, 4), 16, 16);
+    check_block(KvFormat::F32, shape(32, 2), 200, 16);
     // The run crosses a page, then a span.
-    check_both_ways(KvFormat::F32, shape(64, 3), 2 * BLOCK + 5, 16);
-    check_both_ways(KvFormat::F16, shape(32, 4), SPAN_BLOCKS * BLOCK + 7, 16);
-    let windowed = AttentionShape { window: Some(20), ..shape(16, 2) };
-    check_both_ways(KvFormat::F32, windowed, 150, 40);
+    check_block(KvFormat::F32, shape(64, 3), 2 * BLOCK + 5, 16);
+    check_block(KvFormat::F16, shape(32, 4), SPAN_BLOCKS * BLOCK + 7, 16);
+    check_block(KvFormat::F32, AttentionShape { window: Some(20), ..shape(16, 2) }, 150, 40);
 }
 
 #[test]
 fn released_pages_are_not_touched() {
     let shape = AttentionShape { window: Some(100), ..shape(32, 2) };
-    let sequence = Sequence::new(KvFormat::F16, 1, 32, 1300);
+    let sequence = Sequence::new(KvFormat::F16, &shape, 1300);
     let positions = [1290, 1295, 1299];
     let q = Random::new(1).normals(3 * 64);
     for isa in isas() {
         let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, None, 3);
         // 1290 - 99 is in block 18.
-        let keys = Keys { pages: &sequence.pages[18..], first_block: 18, ..sequence.keys(0) };
+        let pages = PageTable { arena: 0, pages: &sequence.pages[18..], first_block: 18 };
+        let keys = Keys { pages, ..sequence.keys(0) };
         assert_same_bits(&attend(isa, &shape, keys, &q, &positions, None, None, 3), &all);
     }
 }
@@ -263,7 +295,7 @@ fn released_pages_are_not_touched() {
 #[test]
 fn rows_in_any_order_with_gaps_give_the_same_bits() {
     let shape = shape(64, 3);
-    let sequence = Sequence::new(KvFormat::F16, 1, 64, 400);
+    let sequence = Sequence::new(KvFormat::F16, &shape, 400);
     let positions = [399, 0, 63, 64, 200, 127, 128, 5];
     let q = Random::new(2).normals(positions.len() * 192);
     for isa in isas() {

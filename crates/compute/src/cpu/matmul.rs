@@ -224,6 +224,7 @@ pub(crate) fn multiply(
     }
     for (w, &start) in weights.iter().zip(out) {
         if let Some(bias) = &w.bias {
+            let bias = bias.values();
             for row in 0..rows {
                 // SAFETY: the output has `rows` rows of the bias's length, and no task runs now.
                 let out = unsafe {

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use machine::cpu::Isa;
 
 use super::attention::{
-    self, Keys, Queries, attend_span, attend_tile, merge_spans, partial_floats, scratch_floats,
+    Keys, Queries, attend_span, attend_tile, merge_spans, partial_floats, scratch_floats,
     visible_spans,
 };
 use super::conv::{advance_conv_state, conv_silu};
@@ -26,30 +26,25 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Appends `k` and `v` [rows, width] to the pages of their runs.
+/// Appends rows to the pages of their runs: for each plane of the layer a matrix.
 ///
 /// What lies before a run's first page is left out: a window that has moved on needs it no more.
-pub(crate) fn store(
-    pool: &mut Pool,
-    k: &[f32],
-    v: &[f32],
-    width: usize,
-    arena: &KvArena,
-    runs: &[KvRun<'_>],
-) {
+pub(crate) fn store(pool: &mut Pool, planes: &[Rows<'_>], arenas: &[KvArena], runs: &[KvRun<'_>]) {
     let write = |run: &KvRun<'_>, i: usize| {
         let (row, position) = (run.row + i, run.position + i);
-        let Some(index) = (position / BLOCK).checked_sub(run.first_block) else { return };
-        let at = row * width..(row + 1) * width;
-        // SAFETY: rows of a run have different slots, runs that may have pages in common are written one after another,
-        // and no pages are read before the region ends.
-        unsafe { arena.write_shared(run.pages[index], position % BLOCK, &k[at.clone()], &v[at]) };
+        let Some(page) = run.pages.page(position / BLOCK) else { return };
+        let arena = &arenas[run.pages.arena];
+        for (plane, rows) in planes.iter().enumerate() {
+            // SAFETY: rows of a run have different slots, runs that may have pages in common are written one after
+            // another, and no pages are read before the region ends.
+            unsafe { arena.write_shared(page, position % BLOCK, plane, rows.row(row)) };
+        }
     };
     let is_short = |run: &KvRun<'_>| run.count < 16;
     // Keys of a position are in as many lines as they have dimensions, and those of another sequence are elsewhere.
     let fetch = |run: &KvRun<'_>| {
-        let page = (run.position / BLOCK).checked_sub(run.first_block).map(|at| run.pages[at]);
-        page.inspect(|&page| arena.prefetch(page, run.position % BLOCK));
+        let page = run.pages.page(run.position / BLOCK);
+        page.inspect(|&page| arenas[run.pages.arena].prefetch(page, run.position % BLOCK));
     };
     let short = |index: usize| {
         runs.get(index + 1).into_iter().for_each(fetch);
@@ -79,11 +74,11 @@ pub(crate) fn store(
 
 /// Whether no two runs write to the same page. Forks may have pages in common.
 fn write_apart(runs: &[KvRun<'_>]) -> bool {
-    let mut written: Vec<PageId> = Vec::with_capacity(2 * runs.len());
+    let mut written: Vec<(usize, PageId)> = Vec::with_capacity(2 * runs.len());
     for run in runs {
         let blocks = run.position / BLOCK..=(run.position + run.count.max(1) - 1) / BLOCK;
-        let pages = blocks.filter_map(|block| block.checked_sub(run.first_block));
-        written.extend(pages.map(|index| run.pages[index]));
+        let pages = blocks.filter_map(|block| run.pages.page(block));
+        written.extend(pages.map(|page| (run.pages.arena, page)));
     }
     let count = written.len();
     written.sort_unstable();
@@ -91,45 +86,35 @@ fn write_apart(runs: &[KvRun<'_>]) -> bool {
     written.len() == count
 }
 
-/// Attends over what the pages hold: `out` [rows, heads · head_dim].
+/// Attends over what the pages hold: `out` [rows, heads · v_dim].
 pub(crate) fn attend(
     isa: Isa,
     pool: &mut Pool,
     partials: &mut Vec<f32>,
     q: &[f32],
-    arena: &KvArena,
+    arenas: &[KvArena],
     runs: &[KvRun<'_>],
-    shape: &AttentionShape<'_>,
+    shape: &AttentionShape,
+    sinks: Option<&[f32]>,
     out: &mut [f32],
 ) {
-    let group = shape.heads / shape.kv_heads;
-    let stride = shape.heads * shape.head_dim;
-    let inner = attention::AttentionShape {
-        head_dim: shape.head_dim,
-        group,
-        scale: shape.scale,
-        softcap: shape.softcap,
-        window: shape.window,
-    };
+    let group = shape.group();
+    let (stride, out_stride) = (shape.heads * shape.k_dim, shape.heads * shape.v_dim);
+    let group_partials = group * partial_floats(shape.v_dim);
     let tile_rows = (TILE_QUERIES / group).max(1);
     let mut tasks: Vec<Task> = Vec::new();
     let mut merges: Vec<Merge> = Vec::new();
     let mut partial_count = 0;
     for (index, run) in runs.iter().enumerate() {
         let first = Queries { data: q, stride, positions: &[run.position], end: end(shape, run) };
-        let spans = visible_spans(&inner, first);
+        let spans = visible_spans(shape, first);
         for kv_head in 0..shape.kv_heads {
             if run.count == 1 && spans.len() > 1 {
-                let size = group * partial_floats(shape.head_dim);
                 merges.push(Merge { run: index, kv_head, at: partial_count, spans: spans.len() });
                 for span in spans.clone() {
-                    tasks.push(Task {
-                        run: index,
-                        kv_head,
-                        rows: 0..1,
-                        span: Some((span, partial_count)),
-                    });
-                    partial_count += size;
+                    let span = Some((span, partial_count));
+                    tasks.push(Task { run: index, kv_head, rows: 0..1, span });
+                    partial_count += group_partials;
                 }
             } else {
                 for start in (0..run.count).step_by(tile_rows) {
@@ -149,49 +134,40 @@ pub(crate) fn attend(
         (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
     let keys_of = |task: &Task| {
         let run = &runs[task.run];
-        Keys {
-            arena,
-            kv_head: task.kv_head,
-            pages: run.pages,
-            first_block: run.first_block,
-            then: &[],
-        }
+        let arena = &arenas[run.pages.arena];
+        let KvRun { pages, selected, .. } = *run;
+        Keys { arena, kv_head: task.kv_head, pages, selected, then: &[] }
     };
+    // A logit for each head of the group.
+    let sinks_of = |kv_head: usize| sinks.map(|sinks| &sinks[kv_head * group..][..group]);
     let attend = |i: usize| {
         let task = &tasks[i];
         let run = &runs[task.run];
         let then = tasks.get(i + 1).map_or(&[][..], |next| {
-            keys_of(next).first_page(&inner, runs[next.run].position + next.rows.start)
+            keys_of(next).first_page(shape, runs[next.run].position + next.rows.start)
         });
         let keys = Keys { then, ..keys_of(task) };
         let positions: Vec<usize> = task.rows.clone().map(|r| run.position + r).collect();
-        let first = (run.row + task.rows.start) * stride + task.kv_head * group * shape.head_dim;
-        let queries =
-            Queries { data: &q[first..], stride, positions: &positions, end: end(shape, run) };
+        let (row, head) = (run.row + task.rows.start, task.kv_head * group);
+        let data = &q[row * stride + head * shape.k_dim..];
+        let queries = Queries { data, stride, positions: &positions, end: end(shape, run) };
         SCRATCH.with_borrow_mut(|scratch| {
-            let floats = scratch_floats(&inner, positions.len());
+            let floats = scratch_floats(shape, positions.len());
             scratch.resize(scratch.len().max(floats), 0.0);
             let scratch = &mut scratch[..floats];
             if let Some((span, at)) = task.span {
-                let size = group * partial_floats(shape.head_dim);
                 // SAFETY: each task has a range of the partial results of its own.
-                let to = unsafe { std::slice::from_raw_parts_mut(partial_start.at(at), size) };
-                attend_span(isa, &inner, keys, queries, span, scratch, to);
+                let to =
+                    unsafe { std::slice::from_raw_parts_mut(partial_start.at(at), group_partials) };
+                attend_span(isa, shape, keys, queries, span, scratch, to);
             } else {
                 // SAFETY: each task has rows and heads of the output of its own.
                 let mut to = unsafe {
-                    let start = out_start.at(first);
-                    RowsMut::from_raw(start, positions.len(), stride, group * shape.head_dim)
+                    let start = out_start.at(row * out_stride + head * shape.v_dim);
+                    RowsMut::from_raw(start, positions.len(), out_stride, group * shape.v_dim)
                 };
-                attend_tile(
-                    isa,
-                    &inner,
-                    keys,
-                    queries,
-                    sinks(shape, task.kv_head),
-                    scratch,
-                    &mut to,
-                );
+                let sinks = sinks_of(task.kv_head);
+                attend_tile(isa, shape, keys, queries, sinks, scratch, &mut to);
             }
         });
     };
@@ -201,21 +177,21 @@ pub(crate) fn attend(
         pool.run_near(tasks.len(), &attend);
     }
     for merge in merges {
-        let size = partial_floats(shape.head_dim);
-        let sinks = sinks(shape, merge.kv_head);
+        let size = partial_floats(shape.v_dim);
+        let sinks = sinks_of(merge.kv_head);
         for g in 0..group {
             let head = merge.kv_head * group + g;
-            let to = &mut out[runs[merge.run].row * stride + head * shape.head_dim..];
-            let to = &mut to[..shape.head_dim];
+            let to = &mut out[runs[merge.run].row * out_stride + head * shape.v_dim..];
+            let to = &mut to[..shape.v_dim];
             let from = &partials[merge.at + g * size..];
-            merge_spans(isa, from, group * size, merge.spans, sinks.map(|s| s[g]), to);
+            merge_spans(isa, from, group_partials, merge.spans, sinks.map(|s| s[g]), to);
         }
     }
 }
 
 /// Where the keys end that every row of a run sees.
-fn end(shape: &AttentionShape<'_>, run: &KvRun<'_>) -> Option<usize> {
-    shape.both_ways.then_some(run.position + run.count)
+fn end(shape: &AttentionShape, run: &KvRun<'_>) -> Option<usize> {
+    shape.is_bidirectional.then_some(run.position + run.count)
 }
 
 struct Task {
@@ -231,11 +207,6 @@ struct Merge {
     kv_head: usize,
     at: usize,
     spans: usize,
-}
-
-fn sinks<'a>(shape: &AttentionShape<'a>, kv_head: usize) -> Option<&'a [f32]> {
-    let group = shape.heads / shape.kv_heads;
-    shape.sinks.map(|sinks| &sinks[kv_head * group..][..group])
 }
 
 /// Buffers of a delta layer, all given by the step: the convolved channels and the gates.
@@ -271,6 +242,7 @@ pub(crate) fn delta(
     let convolved = SharedMut(buffers.convolved.as_mut_ptr());
     let (alpha, beta) =
         (SharedMut(buffers.alpha.as_mut_ptr()), SharedMut(buffers.beta.as_mut_ptr()));
+    let (decay, dt_bias) = (shape.decay.values(), shape.dt_bias.values());
     let prepare = |row: usize| {
         // SAFETY: each row is prepared once.
         unsafe {
@@ -281,7 +253,7 @@ pub(crate) fn delta(
             let alpha = std::slice::from_raw_parts_mut(alpha.at(row * heads), heads);
             let beta = std::slice::from_raw_parts_mut(beta.at(row * heads), heads);
             let at = row * heads..(row + 1) * heads;
-            delta_gates(isa, &a[at.clone()], &b[at], &shape.decay, &shape.dt_bias, alpha, beta);
+            delta_gates(isa, &a[at.clone()], &b[at], decay, dt_bias, alpha, beta);
         }
     };
     if rows < 8 {
@@ -353,7 +325,7 @@ fn convolve(
     let channels = shape.channels();
     let per_run = channels.div_ceil(CONV_CHANNELS);
     let out_start = SharedMut(out.as_mut_ptr());
-    let weight = Rows::new(&shape.conv_weight, channels, channels);
+    let weight = Rows::new(shape.conv_weight.values(), channels, channels);
     pool.run_near(runs.len() * per_run, &|task| {
         let run = &runs[task / per_run];
         let start = task % per_run * CONV_CHANNELS;
@@ -390,12 +362,16 @@ fn convolve(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PageTable;
 
     #[test]
     fn runs_that_share_a_page_are_not_written_at_once() {
         let pages = |ids: &[u32]| ids.iter().map(|&id| PageId(id)).collect::<Vec<_>>();
         let (a, b, c) = (pages(&[1, 2]), pages(&[1, 3]), pages(&[4, 2]));
-        let run = |pages, position| KvRun { row: 0, count: 2, position, pages, first_block: 0 };
+        let run = |pages, position| {
+            let pages = PageTable { arena: 0, pages, first_block: 0 };
+            KvRun { row: 0, count: 2, position, pages, selected: None }
+        };
         let second = BLOCK + 3;
         assert!(write_apart(&[run(&a, second), run(&b, second)]));
         assert!(!write_apart(&[run(&a, second), run(&b, second), run(&c, second)]));

@@ -28,5 +28,4 @@ mod tasks;
 mod tiles;
 
 pub use rope::{Rope, Yarn};
-pub use routing::RoutingScheme;
 pub use step::{CpuBackend, CpuStep};

@@ -11,15 +11,15 @@ use super::matmul::{self, SharedMut};
 use super::moe::{self, RoutingTable, Shared};
 use super::pool::Pool;
 use super::rope::Turns;
-use super::routing::{RoutingScheme, top_k};
+use super::routing::top_k;
 use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank, Trial};
-use crate::memory::{KvArena, RecurrentArena};
+use crate::memory::{KvArena, RecurrentArena, Rows};
 use crate::step::{
-    Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, Input, KvRun, Linear, Mark,
+    Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, KvRun, Linear, Mark, RouterShape,
     Routing, RowFailure, RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
 };
-use crate::{Matrix, Result, Rope, Weight};
+use crate::{Matrix, Norm, Result, Rope, Vector, Weight};
 
 thread_local! {
     /// A row on its way from its source.
@@ -199,16 +199,13 @@ impl Step for CpuStep<'_> {
         }
     }
 
-    fn embed(&mut self, table: &Weight, inputs: &[Input], scale: f32) -> Tensor {
+    fn embed(&mut self, table: &Weight, tokens: &[u32], scale: f32) -> Tensor {
         let (isa, view) = (self.backend.isa, table.view());
-        self.fill_rows(inputs.len(), view.cols, |row, out| match &inputs[row] {
-            Input::Token(id) => {
-                dense::dequantise_row(isa, &view, *id as usize, out);
-                if scale != 1.0 {
-                    activation::scale_assign(isa, out, scale);
-                }
+        self.fill_rows(tokens.len(), view.cols, |row, out| {
+            dense::dequantise_row(isa, &view, tokens[row] as usize, out);
+            if scale != 1.0 {
+                activation::scale_assign(isa, out, scale);
             }
-            Input::Embedding(values) => out.copy_from_slice(values),
         })
     }
 
@@ -259,15 +256,17 @@ impl Step for CpuStep<'_> {
         })
     }
 
-    fn norm(&mut self, x: Tensor, weight: &[f32], eps: f32) -> Tensor {
+    fn norm(&mut self, x: Tensor, norm: &Norm) -> Tensor {
         let (isa, from) = (self.backend.isa, self.view(x).read());
+        let (weight, eps) = (norm.weight.values(), norm.eps);
         self.fill_rows(x.rows, x.cols, |row, out| {
             norm::rms_norm(isa, &from[row * x.cols..][..x.cols], weight, eps, out);
         })
     }
 
-    fn head_norm(&mut self, x: Tensor, weight: &[f32], eps: f32) {
+    fn head_norm(&mut self, x: Tensor, norm: &Norm) {
         let isa = self.backend.isa;
+        let (weight, eps) = (norm.weight.values(), norm.eps);
         self.update_rows(x, |_, row| norm::rms_norm_in_place(isa, row, weight, eps));
     }
 
@@ -346,37 +345,26 @@ impl Step for CpuStep<'_> {
         })
     }
 
-    fn store(&mut self, k: Tensor, v: Tensor, arena: &mut KvArena, runs: &[KvRun<'_>]) {
-        assert_eq!(k.cols, arena.kv_heads() * arena.head_dim(), "keys of another shape");
-        let (keys, values) = (self.view(k).read(), self.view(v).read());
-        mixer::store(&mut self.backend.pool, keys, values, k.cols, arena, runs);
-    }
-
-    fn attention(
-        &mut self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        arena: &mut KvArena,
-        runs: &[KvRun<'_>],
-        shape: &AttentionShape<'_>,
-    ) -> Tensor {
-        self.store(k, v, arena, runs);
-        self.attend(q, arena, runs, shape)
+    fn store(&mut self, planes: &[Tensor], arenas: &mut [KvArena], runs: &[KvRun<'_>]) {
+        let rows = |plane: &Tensor| Rows::new(self.view(*plane).read(), plane.cols, plane.cols);
+        let rows: Vec<Rows<'_>> = planes.iter().map(rows).collect();
+        mixer::store(&mut self.backend.pool, &rows, arenas, runs);
     }
 
     fn attend(
         &mut self,
         q: Tensor,
-        arena: &mut KvArena,
+        arenas: &mut [KvArena],
         runs: &[KvRun<'_>],
-        shape: &AttentionShape<'_>,
+        shape: &AttentionShape,
+        sinks: Option<&Vector>,
     ) -> Tensor {
-        let out = self.new_tensor(q.rows, q.cols);
+        assert_eq!(q.cols, shape.heads * shape.k_dim, "queries of another shape");
+        let out = self.new_tensor(q.rows, shape.heads * shape.v_dim);
         let (q, to) = (self.view(q).read(), self.view(out).write());
         let backend = &mut *self.backend;
-        let partials = &mut backend.partials;
-        mixer::attend(backend.isa, &mut backend.pool, partials, q, arena, runs, shape, to);
+        let (partials, sinks) = (&mut backend.partials, sinks.map(Vector::values));
+        mixer::attend(backend.isa, &mut backend.pool, partials, q, arenas, runs, shape, sinks, to);
         out
     }
 
@@ -422,8 +410,9 @@ impl Step for CpuStep<'_> {
         self.release(mark);
     }
 
-    fn gated_norm(&mut self, x: Tensor, gate: Tensor, weight: &[f32], eps: f32) -> Tensor {
+    fn gated_norm(&mut self, x: Tensor, gate: Tensor, norm: &Norm) -> Tensor {
         let isa = self.backend.isa;
+        let (weight, eps) = (norm.weight.values(), norm.eps);
         let (from, gates) = (self.view(x).read(), self.view(gate).read());
         let width = weight.len();
         self.fill_rows(x.rows, x.cols, |row, out| {
@@ -438,10 +427,13 @@ impl Step for CpuStep<'_> {
     fn route(
         &mut self,
         logits: Tensor,
-        experts_per_row: usize,
-        scheme: RoutingScheme,
-        expert_scale: Option<&[f32]>,
+        router: &RouterShape,
+        bias: Option<&Vector>,
+        expert_scale: Option<&Vector>,
     ) -> Routing {
+        let experts_per_row = router.experts_per_row;
+        let bias = bias.map(Vector::values);
+        let expert_scale = expert_scale.map(Vector::values);
         let from = self.view(logits).read();
         let isa = self.backend.isa;
         let pairs = logits.rows * experts_per_row;
@@ -459,7 +451,7 @@ impl Step for CpuStep<'_> {
                     std::slice::from_raw_parts_mut(weights.at(at), experts_per_row),
                 )
             };
-            top_k(isa, &from[row * logits.cols..][..logits.cols], scheme, ids, weights);
+            top_k(isa, &from[row * logits.cols..][..logits.cols], router, bias, ids, weights);
             if let Some(scale) = expert_scale {
                 ids.iter().zip(weights).for_each(|(&id, weight)| *weight *= scale[id as usize]);
             }

@@ -3,6 +3,7 @@
 use super::super::activation::testing::{Random, assert_close, assert_same_bits};
 use super::*;
 use crate::Error;
+use crate::PageTable;
 use crate::memory::{KvFormat, PageId};
 
 const HEADS: usize = 4;
@@ -14,32 +15,17 @@ fn backend() -> CpuBackend {
     CpuBackend::new(machine::cpu::isa(), 2, 1 << 20).unwrap()
 }
 
-fn shape(both_ways: bool, window: Option<usize>) -> AttentionShape<'static> {
-    AttentionShape {
-        heads: HEADS,
-        kv_heads: KV_HEADS,
-        head_dim: DIM,
-        scale: 0.25,
-        window,
-        softcap: None,
-        sinks: None,
-        both_ways,
-    }
+fn shape(is_bidirectional: bool, window: Option<usize>) -> AttentionShape {
+    AttentionShape { window, is_bidirectional, ..AttentionShape::new(HEADS, KV_HEADS, DIM, DIM) }
 }
 
 /// Attention of the rows after `context` stored ones, in f64, straight from the definition.
-fn reference(
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    context: usize,
-    shape: &AttentionShape<'_>,
-) -> Vec<f64> {
+fn reference(q: &[f32], k: &[f32], v: &[f32], context: usize, shape: &AttentionShape) -> Vec<f64> {
     let (end, mut out) = (k.len() / WIDTH, Vec::new());
     for (index, q) in q.chunks(DIM).enumerate() {
         let (position, kv_head) = (context + index / HEADS, index % HEADS / (HEADS / KV_HEADS));
         let sees = |key: usize| {
-            (shape.both_ways || key <= position)
+            (shape.is_bidirectional || key <= position)
                 && shape.window.is_none_or(|window| key + window > position)
         };
         let part = |x: &[f32], key: usize| -> Vec<f64> {
@@ -62,19 +48,19 @@ fn reference(
 
 /// A context that is stored, then a block of rows that attends; with a second sequence in the same step.
 #[track_caller]
-fn check(context: usize, count: usize, both_ways: bool, window: Option<usize>) {
+fn check(context: usize, count: usize, is_bidirectional: bool, window: Option<usize>) {
     let mut random = Random::new((context * 100 + count) as u64);
-    let mut arena = KvArena::new(KvFormat::F32, KV_HEADS, DIM, 16).unwrap();
+    let shape = shape(is_bidirectional, window);
+    let mut arenas = [KvArena::new(shape.pages(KvFormat::F32), 16).unwrap()];
     let tables: [Vec<PageId>; 2] =
         [(0..8).map(PageId).collect(), (8..16).rev().map(PageId).collect()];
     let run = |row: usize, count: usize, position: usize, sequence: usize| KvRun {
         row,
         count,
         position,
-        pages: &tables[sequence],
-        first_block: 0,
+        pages: PageTable { arena: 0, pages: &tables[sequence], first_block: 0 },
+        selected: None,
     };
-    let shape = shape(both_ways, window);
     // The second sequence is one row shorter, in both its context and its block.
     let (contexts, counts) = ([context, context - 1], [count, count - 1]);
     let k: [Vec<f32>; 2] = [0, 1].map(|s| random.normals((contexts[s] + counts[s]) * WIDTH));
@@ -90,14 +76,16 @@ fn check(context: usize, count: usize, both_ways: bool, window: Option<usize>) {
     let mut backend = backend();
     let mut step = backend.begin();
     let (keys, values) = (step.upload(&both(&k, true), WIDTH), step.upload(&both(&v, true), WIDTH));
-    step.store(keys, values, &mut arena, &[run(0, context, 0, 0), run(context, context - 1, 0, 1)]);
+    let runs = [run(0, context, 0, 0), run(context, context - 1, 0, 1)];
+    step.store(&[keys, values], &mut arenas, &runs);
     let (keys, values) =
         (step.upload(&both(&k, false), WIDTH), step.upload(&both(&v, false), WIDTH));
     let queries = step.upload(&q.concat(), HEADS * DIM);
     let runs = [run(0, count, context, 0), run(count, count - 1, context - 1, 1)];
-    let out = step.attention(queries, keys, values, &mut arena, &runs, &shape);
+    step.store(&[keys, values], &mut arenas, &runs);
+    let out = step.attend(queries, &mut arenas, &runs, &shape, None);
     // A layer that shares these keys and values writes nothing and sees the same.
-    let again = step.attend(queries, &mut arena, &runs, &shape);
+    let again = step.attend(queries, &mut arenas, &runs, &shape, None);
     let fence = step.submit();
     let want: Vec<f64> =
         (0..2).flat_map(|s| reference(&q[s], &k[s], &v[s], contexts[s], &shape)).collect();
@@ -108,29 +96,31 @@ fn check(context: usize, count: usize, both_ways: bool, window: Option<usize>) {
 
 #[test]
 fn stored_contexts_are_attended_to() {
-    for both_ways in [false, true] {
+    for is_bidirectional in [false, true] {
         for window in [None, Some(20)] {
-            check(2, 3, both_ways, window);
-            check(60, 16, both_ways, window);
-            check(130, 9, both_ways, window);
+            check(2, 3, is_bidirectional, window);
+            check(60, 16, is_bidirectional, window);
+            check(130, 9, is_bidirectional, window);
         }
     }
 }
 
 #[test]
 fn what_a_window_has_left_behind_is_not_stored() {
-    let mut arena = KvArena::new(KvFormat::F32, KV_HEADS, DIM, 2).unwrap();
+    let pages = shape(false, None).pages(KvFormat::F32);
+    let mut arenas = [KvArena::new(pages, 2).unwrap()];
     let values = Random::new(3).normals(100 * WIDTH);
     let mut backend = backend();
     let mut step = backend.begin();
     let x = step.upload(&values, WIDTH);
     // Positions 50 to 149, of which blocks 1 and 2 are still there.
     let pages = [PageId(1), PageId(0)];
-    let run = KvRun { row: 0, count: 100, position: 50, pages: &pages, first_block: 1 };
-    step.store(x, x, &mut arena, &[run]);
+    let table = PageTable { arena: 0, pages: &pages, first_block: 1 };
+    let run = KvRun { row: 0, count: 100, position: 50, pages: table, selected: None };
+    step.store(&[x, x], &mut arenas, &[run]);
     for position in 64..150 {
         let (page, row) = (pages[position / 64 - 1], position - 50);
-        let (k, v) = arena.read(page, position % 64, 1);
+        let [k, v] = [0, 1].map(|plane| arenas[0].read(page, position % 64, plane, 1));
         let want = &values[row * WIDTH + DIM..][..DIM];
         assert!(k == want && v == want, "position {position}");
     }
@@ -156,12 +146,11 @@ fn embeddings_are_scaled_and_ready_ones_are_not() {
     let matrix = crate::Matrix::new(4, 2, encoding, &bytes, &[], &[]).unwrap();
     let table = Weight::from_parts(matrix).unwrap();
     let mut step = backend.begin();
-    let inputs = [Input::Token(3), Input::Embedding(vec![1.0, -1.0].into()), Input::Token(1)];
-    let x = step.embed(&table, &inputs, 3.0);
+    let x = step.embed(&table, &[3, 0, 1], 3.0);
     let y = step.select(x, &[0, 2]);
     step.scale(y, -0.5);
     let fence = step.submit();
-    assert_eq!(step.read(&fence, x), [18.0, 21.0, 1.0, -1.0, 6.0, 9.0]);
+    assert_eq!(step.read(&fence, x), [18.0, 21.0, 0.0, 3.0, 6.0, 9.0]);
     assert_eq!(step.read(&fence, y), [-9.0, -10.5, -3.0, -4.5]);
 }
 
@@ -170,7 +159,8 @@ fn weights_are_multiplied_with_their_experts_scale() {
     let mut backend = backend();
     let mut step = backend.begin();
     let logits = step.upload(&[0.0, 2.0, 1.0, 2.0, 5.0, 2.0, 5.0, 2.0], 4);
-    step.route(logits, 2, RoutingScheme::TopKThenSoftmax, Some(&[1.0, 2.0, 3.0, 4.0]));
+    let scales = vec![1.0, 2.0, 3.0, 4.0].into();
+    step.route(logits, &RouterShape::softmax_of_chosen(2), None, Some(&scales));
     assert_eq!(backend.routing.ids, [1, 3, 0, 2]);
     assert_eq!(backend.routing.weights, [1.0, 2.0, 0.5, 1.5]);
 }

@@ -143,7 +143,7 @@ fn a_dead_disk_is_waited_for_in_one_layer_only() {
         let outcomes = serve(&mut engine, &[varied(1, 1, 4)]);
         assert!(outcomes[0].tokens.is_empty());
         let statistics = bank(&engine).statistics();
-        assert_eq!(statistics.failed, first.experts_per_token as u64, "{statistics:?}");
+        assert_eq!(statistics.failed, first.experts_per_token() as u64, "{statistics:?}");
         disk.mend();
     });
 }

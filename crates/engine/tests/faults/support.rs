@@ -183,7 +183,7 @@ impl Model {
             let layer_experts = LayerExperts {
                 layout: moe.experts.clone(),
                 shapes: moe.shapes(self.spec.hidden),
-                experts_per_token: moe.experts_per_token,
+                experts_per_token: moe.experts_per_token(),
             };
             for id in 0..moe.experts.experts() {
                 let touches = |region: &experts::Region| {

@@ -1,6 +1,8 @@
 //! What is a head, what is none, and what is refused.
 
 use checkpoint::Checkpoint;
+use compute::AttentionShape;
+use compute::memory::KvFormat;
 use model::{DecoderSpec, HeadSpec};
 use serde_json::{Value, json};
 use state::LayerKind;
@@ -29,9 +31,11 @@ fn an_mtp_head_is_found_under_every_prefix() {
         assert!(head.features().hidden && head.features().width == 96 && !head.is_block());
         let floats: usize = weights.values().map(|values| values.data.len()).sum();
         assert_eq!(head.bytes(), 4 * floats as u64);
-        let kv = LayerKind::Kv { kv_heads: 1, head_dim: 64, window: None };
-        assert_eq!(head.layers(), [kv]);
-        assert_eq!(head.layout(&spec).expect("a layout").layers()[2..], [kv]);
+        let pages = AttentionShape::new(2, 1, 64, 64).pages(KvFormat::F16);
+        let kv = LayerKind::Kv { pages, window: None };
+        assert_eq!(head.layers(KvFormat::F16), std::slice::from_ref(&kv));
+        let layout = head.layout(&spec, KvFormat::F16).expect("a layout");
+        assert_eq!(layout.layers()[2..], [kv]);
     }
 }
 
@@ -79,8 +83,9 @@ fn a_dflash_draft_is_read_from_either_level_and_prefix() {
             assert_eq!(head.features().width, 2 * 96);
             let floats: usize = weights.values().map(|values| values.data.len()).sum();
             assert_eq!(head.bytes(), 4 * floats as u64);
-            let kv = |window| LayerKind::Kv { kv_heads: 2, head_dim: 32, window };
-            assert_eq!(head.layers(), [kv(Some(24)), kv(None), kv(Some(24))]);
+            let pages = AttentionShape::new(4, 2, 32, 32).pages(KvFormat::F16);
+            let kv = |window| LayerKind::Kv { pages: pages.clone(), window };
+            assert_eq!(head.layers(KvFormat::F16), [kv(Some(24)), kv(None), kv(Some(24))]);
         }
     }
 }
@@ -92,7 +97,7 @@ fn a_target_that_can_be_cut_stays_so() {
     let checkpoint = with_file("qwen3-f32", &Weights::new());
     let target = model::arch::spec(&checkpoint).expect("a spec");
     let head = HeadSpec::dflash(&draft, &target).expect("a head");
-    assert!(head.layout(&target).expect("a layout").is_rewindable());
+    assert!(head.layout(&target, KvFormat::F16).expect("a layout").is_rewindable());
 }
 
 #[track_caller]

@@ -29,7 +29,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     let mut attention_of = Attention::new(heads, kv_heads, head_dim, full);
     attention_of.qk_norm = true;
     let scalar = config.f64("query_pre_attn_scalar").unwrap_or(256.0);
-    attention_of.scale = scalar.powf(-0.5) as f32;
+    attention_of.shape.scale = scalar.powf(-0.5) as f32;
     let window = config.usize("sliding_window").unwrap_or(4096);
     let intermediate = tensors.count("intermediate_size")?;
     let activation = activation(tensors)?;
@@ -39,7 +39,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
         let mut attention_of = attention_of.clone();
         if kinds.slides(index) {
             attention_of.rope = sliding.clone();
-            attention_of.window = Some(window);
+            attention_of.shape.window = Some(window);
         }
         let mixer = attention(tensors, &format!("{path}.self_attn"), &frame_of, &attention_of)?;
         let mlp = format!("{path}.mlp");

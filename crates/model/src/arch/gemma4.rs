@@ -3,7 +3,7 @@
 //! The 26B-A4B has routed experts beside a dense layer; the 31B is dense. In the E models the last layers read the
 //! keys and values of earlier ones, and every layer gets a row of a second embedding table for each token.
 
-use compute::RoutingScheme;
+use compute::{AttentionShape, RouterShape};
 
 use crate::blocks::gemma::{FULL, Kinds, SLIDING, activation, embed_scale, layer, logit_softcap};
 use crate::blocks::{Attention, Frame, Values, attention, check_heads, decoder, gated};
@@ -95,13 +95,14 @@ fn heads(tensors: &Tensors<'_>, index: usize, slides: bool) -> Result<Attention>
         None => compute::Rope::proportional(head_dim, theta, 0.25, 1.0).into(),
     };
     let window = config.usize("sliding_window").unwrap_or(512);
+    let plain = Attention::new(heads, kv_heads, head_dim, rope);
+    let window = slides.then_some(window);
     Ok(Attention {
+        shape: AttentionShape { window, scale: 1.0, ..plain.shape },
         qk_norm: true,
-        window: slides.then_some(window),
-        scale: 1.0,
         values: if keys_are_values { Values::Keys } else { Values::Projected },
         norms_values: true,
-        ..Attention::new(heads, kv_heads, head_dim, rope)
+        ..plain
     })
 }
 
@@ -112,7 +113,7 @@ fn check_shared(
     mixer: &MixerSpec,
 ) -> Result<()> {
     let shape = |mixer: &MixerSpec| match mixer {
-        MixerSpec::Attention(a) => (a.kv_heads, a.head_dim),
+        MixerSpec::Attention(a) => (a.shape.kv_heads, a.shape.k_dim),
         MixerSpec::Delta(_) => (0, 0),
     };
     let Some(source) = attention.shared else { return Ok(()) };
@@ -156,10 +157,9 @@ fn feed_forward(
     Ok(FeedForwardSpec::Moe(MoeSpec {
         router: tensors.linear(&format!("{path}.router.proj"), experts, f.hidden)?,
         experts: tensors.experts(path, experts, f.hidden, intermediate)?,
-        experts_per_token,
         intermediate,
-        // Renormalised softmax over all is a softmax over the chosen.
-        scheme: RoutingScheme::TopKThenSoftmax,
+        routing: RouterShape::softmax_of_chosen(experts_per_token),
+        choice_bias: None,
         activation,
         expert_scale: Some(scale),
         shared: None,

@@ -4,7 +4,7 @@
 //! Experts come as published (`gate_up_proj_blocks`, gate and up rows alternating) or as MLX splits them.
 //! Unquantised ones, which transformers saves as `[experts, in, out]`, are refused.
 
-use compute::{Activation, RoutingScheme};
+use compute::{Activation, RouterShape};
 
 use crate::blocks::{Attention, Frame, Moe, attention, frame, moe};
 use crate::{DecoderSpec, Error, Result, Tensors};
@@ -41,9 +41,8 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     }
     let moe_of = Moe {
         experts,
-        experts_per_token,
         intermediate: tensors.count("intermediate_size")?,
-        scheme: RoutingScheme::TopKThenSoftmax,
+        routing: RouterShape::softmax_of_chosen(experts_per_token),
         activation: Activation::ClampedSwiGlu { limit },
         router: "router",
         shared: None,
@@ -52,7 +51,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
         refuse_transposed(tensors, path)?;
         let mut attention_of = attention_of.clone().sliding(tensors, layer);
         if config.value("layer_types").is_none() && layer.is_multiple_of(2) {
-            attention_of.window = config.usize("sliding_window");
+            attention_of.shape.window = config.usize("sliding_window");
         }
         Ok((
             attention(tensors, &format!("{path}.self_attn"), &frame_of, &attention_of)?,

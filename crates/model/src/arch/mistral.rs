@@ -7,7 +7,7 @@ use crate::{DecoderSpec, Result, Tensors};
 pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     let frame_of = Frame::from_config(tensors)?;
     let mut attention_of = Attention::from_config(tensors, 10_000.0)?;
-    attention_of.window = tensors.checkpoint().config().usize("sliding_window");
+    attention_of.shape.window = tensors.checkpoint().config().usize("sliding_window");
     let intermediate = tensors.count("intermediate_size")?;
     frame(tensors, &frame_of, |_, path| {
         Ok((

@@ -1,6 +1,6 @@
 //! Mixtral: Mistral's attention, experts chosen by a softmax over the two largest logits.
 
-use compute::{Activation, RoutingScheme};
+use compute::{Activation, RouterShape};
 
 use crate::blocks::{Attention, Frame, Moe, attention, frame, moe};
 use crate::{DecoderSpec, Result, Tensors};
@@ -9,12 +9,11 @@ use crate::{DecoderSpec, Result, Tensors};
 pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     let frame_of = Frame::from_config(tensors)?;
     let mut attention_of = Attention::from_config(tensors, 1_000_000.0)?;
-    attention_of.window = tensors.checkpoint().config().usize("sliding_window");
+    attention_of.shape.window = tensors.checkpoint().config().usize("sliding_window");
     let moe_of = Moe {
         experts: tensors.count("num_local_experts")?,
-        experts_per_token: tensors.count("num_experts_per_tok")?,
         intermediate: tensors.count("intermediate_size")?,
-        scheme: RoutingScheme::TopKThenSoftmax,
+        routing: RouterShape::softmax_of_chosen(tensors.count("num_experts_per_tok")?),
         activation: Activation::SwiGlu,
         router: "gate",
         shared: None,

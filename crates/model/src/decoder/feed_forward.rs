@@ -1,9 +1,12 @@
 //! What a layer makes of each position alone: a dense gated layer, routed experts, or both side by side.
 
-use compute::{Activation, ExpertBank, Linear, RoutingScheme, SharedExpert, Step, Tensor};
+use compute::{
+    Activation, ExpertBank, Linear, Norm, RouterShape, SharedExpert, Step, Tensor, Vector,
+};
 
 use crate::Result;
 use crate::load::Loader;
+use crate::pass::Pass;
 use crate::spec::{BesideSpec, DenseSpec, FeedForwardSpec, MoeSpec};
 
 /// Rows that a guess of a layer's routing is made from.
@@ -26,10 +29,10 @@ pub(crate) struct Dense {
 #[derive(Debug)]
 pub(crate) struct Moe {
     router: Linear,
-    experts_per_token: usize,
-    scheme: RoutingScheme,
+    routing: RouterShape,
+    choice_bias: Option<Vector>,
     activation: Activation,
-    expert_scale: Option<Vec<f32>>,
+    expert_scale: Option<Vector>,
     shared: Option<Shared>,
     beside: Option<Beside>,
 }
@@ -46,37 +49,36 @@ struct Shared {
 #[derive(Debug)]
 struct Beside {
     dense: Dense,
-    dense_norm: Vec<f32>,
-    router_norm: Vec<f32>,
-    expert_input_norm: Vec<f32>,
-    expert_norm: Vec<f32>,
+    dense_norm: Norm,
+    router_norm: Norm,
+    expert_input_norm: Norm,
+    expert_norm: Norm,
 }
 
 impl FeedForward {
     /// `x` is the normed stream `h`.
     pub(crate) fn forward(
         &self,
-        step: &mut dyn Step,
+        pass: &mut Pass<'_>,
         h: Tensor,
         x: Tensor,
-        eps: f32,
         layer: usize,
-        bank: Option<&dyn ExpertBank>,
     ) -> Tensor {
+        let step = &mut *pass.step;
         match self {
             FeedForward::Dense(dense) => dense.forward(step, x),
             FeedForward::Moe(moe) => {
-                let bank = bank.expect("a model with experts is given a bank");
+                let bank = pass.bank.expect("a model with experts is given a bank");
                 match &moe.beside {
                     None => moe.forward(step, x, x, layer, bank),
                     Some(beside) => {
                         // Both sides normed by themselves, and their sum.
                         let sum = beside.dense.forward(step, x);
-                        step.head_norm(sum, &beside.dense_norm, eps);
-                        let routed = step.norm(h, &beside.router_norm, eps);
-                        let x = step.norm(h, &beside.expert_input_norm, eps);
+                        step.head_norm(sum, &beside.dense_norm);
+                        let routed = step.norm(h, &beside.router_norm);
+                        let x = step.norm(h, &beside.expert_input_norm);
                         let y = moe.forward(step, routed, x, layer, bank);
-                        step.head_norm(y, &beside.expert_norm, eps);
+                        step.head_norm(y, &beside.expert_norm);
                         step.add(sum, y);
                         sum
                     }
@@ -126,8 +128,9 @@ impl Moe {
         let shared_router = self.shared.as_ref().and_then(|shared| shared.router.as_ref());
         let linears: Vec<&Linear> = std::iter::once(&self.router).chain(shared_router).collect();
         let logits = step.matmul(routed, &linears);
-        let scale = self.expert_scale.as_deref();
-        let routing = step.route(logits[0], self.experts_per_token, self.scheme, scale);
+        let scale = self.expert_scale.as_ref();
+        let bias = self.choice_bias.as_ref();
+        let routing = step.route(logits[0], &self.routing, bias, scale);
         let shared = self.shared.as_ref().map(|shared| SharedExpert {
             gate_proj: &shared.gate.weight,
             up_proj: &shared.up.weight,
@@ -143,8 +146,7 @@ impl Moe {
         &self,
         step: &mut dyn Step,
         h: Tensor,
-        norm: &[f32],
-        eps: f32,
+        norm: &Norm,
         layer: usize,
         bank: &dyn ExpertBank,
     ) {
@@ -154,9 +156,9 @@ impl Moe {
         let rows: Vec<usize> = (0..h.rows()).step_by(stride).collect();
         let some = if stride > 1 { step.select(h, &rows) } else { h };
         let norm = self.beside.as_ref().map_or(norm, |beside| &beside.router_norm);
-        let x = step.norm(some, norm, eps);
+        let x = step.norm(some, norm);
         let logits = step.matmul(x, &[&self.router]).remove(0);
-        let routing = step.route(logits, self.experts_per_token, self.scheme, None);
+        let routing = step.route(logits, &self.routing, self.choice_bias.as_ref(), None);
         step.expect(layer, routing, bank);
         step.release(mark);
     }
@@ -165,16 +167,16 @@ impl Moe {
         let beside = |spec: &BesideSpec| -> Result<Beside> {
             Ok(Beside {
                 dense: Dense::load(loader, &spec.dense)?,
-                dense_norm: loader.vector(&spec.dense_norm)?,
-                router_norm: loader.vector(&spec.router_norm)?,
-                expert_input_norm: loader.vector(&spec.expert_input_norm)?,
-                expert_norm: loader.vector(&spec.expert_norm)?,
+                dense_norm: loader.norm(&spec.dense_norm)?,
+                router_norm: loader.norm(&spec.router_norm)?,
+                expert_input_norm: loader.norm(&spec.expert_input_norm)?,
+                expert_norm: loader.norm(&spec.expert_norm)?,
             })
         };
         Ok(Moe {
             router: loader.linear(&spec.router)?,
-            experts_per_token: spec.experts_per_token,
-            scheme: spec.scheme,
+            routing: spec.routing,
+            choice_bias: spec.choice_bias.as_ref().map(|b| loader.vector(b)).transpose()?,
             activation: spec.activation,
             expert_scale: spec.expert_scale.as_ref().map(|s| loader.vector(s)).transpose()?,
             shared: match &spec.shared {

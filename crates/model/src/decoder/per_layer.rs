@@ -1,6 +1,6 @@
 //! Per-layer embeddings (Gemma's E models): besides its embedding a token has a row of values for each layer.
 
-use compute::{Activation, Input, Linear, RowSource, Step, Tensor};
+use compute::{Activation, Linear, Norm, RowSource, Step, Tensor};
 
 use crate::Result;
 use crate::load::{Loader, StoredRows};
@@ -15,7 +15,7 @@ pub(super) struct PerLayer {
     table_scale: f32,
     projection: Linear,
     projection_scale: f32,
-    norm: Vec<f32>,
+    norm: Norm,
 }
 
 /// How a layer uses its part of them.
@@ -23,7 +23,7 @@ pub(super) struct PerLayer {
 pub(super) struct PerLayerInput {
     gate: Linear,
     projection: Linear,
-    norm: Vec<f32>,
+    norm: Norm,
 }
 
 /// The rows of a step: `values` is [rows, layers · width].
@@ -34,20 +34,17 @@ pub(super) struct Rows {
 }
 
 impl PerLayer {
-    /// The rows of `inputs`, whose scaled embeddings are `h`: `(norm(projection · h) + table) / √2`.
-    pub(super) fn rows(&self, step: &mut dyn Step, inputs: &[Input], h: Tensor, eps: f32) -> Rows {
+    /// The rows of `tokens`, whose scaled embeddings are `h`: `(norm(projection · h) + table) / √2`.
+    pub(super) fn rows(&self, step: &mut dyn Step, tokens: &[u32], h: Tensor) -> Rows {
         let values = step.matmul(h, &[&self.projection]).remove(0);
         step.scale(values, self.projection_scale);
-        step.head_norm(values, &self.norm, eps);
+        step.head_norm(values, &self.norm);
         let mark = step.mark();
         // What is no token of the table counts as token 0, which pads.
-        let tokens = self.table.rows();
-        let token = |input: &Input| match *input {
-            Input::Token(token) if (token as usize) < tokens => token as usize,
-            Input::Token(_) | Input::Embedding(_) => 0,
-        };
-        let tokens: Vec<usize> = inputs.iter().map(token).collect();
-        let rows = step.fetch(&self.table, &tokens, self.table_scale);
+        let count = self.table.rows();
+        let row = |&token: &u32| Some(token as usize).filter(|&row| row < count).unwrap_or(0);
+        let rows: Vec<usize> = tokens.iter().map(row).collect();
+        let rows = step.fetch(&self.table, &rows, self.table_scale);
         step.add(values, rows);
         step.release(mark);
         step.scale(values, std::f32::consts::FRAC_1_SQRT_2);
@@ -61,7 +58,7 @@ impl PerLayer {
             table_scale: spec.table_scale,
             projection: loader.linear(&spec.projection)?,
             projection_scale: spec.projection_scale,
-            norm: loader.vector(&spec.norm)?,
+            norm: loader.norm(&spec.norm)?,
         })
     }
 }
@@ -74,14 +71,13 @@ impl PerLayerInput {
         h: Tensor,
         rows: Rows,
         layer: usize,
-        eps: f32,
     ) -> Tensor {
         let gate = step.matmul(h, &[&self.gate]).remove(0);
         let Rows { values, width } = rows;
         let part = step.columns(values, layer * width, width, values.cols());
         let gated = step.glu(gate, part, Activation::GeGlu);
         let y = step.matmul(gated, &[&self.projection]).remove(0);
-        step.head_norm(y, &self.norm, eps);
+        step.head_norm(y, &self.norm);
         y
     }
 
@@ -89,7 +85,7 @@ impl PerLayerInput {
         Ok(PerLayerInput {
             gate: loader.linear(&spec.gate)?,
             projection: loader.linear(&spec.projection)?,
-            norm: loader.vector(&spec.norm)?,
+            norm: loader.norm(&spec.norm)?,
         })
     }
 }

@@ -2,15 +2,14 @@
 //!
 //! Hidden states of several target layers, projected to the stream, are every draft layer's keys and values for the
 //! tokens that are known. The block is the last known token and masks; its rows see the context and, in full
-//! layers, each other both ways. The block's own keys and values lie after the sequence's end and are never counted.
+//! layers, each other. The block's own keys and values lie after the sequence's end and are never counted.
 
 use checkpoint::{Checkpoint, Config};
-use compute::Step;
-use state::{Memory, Sequence};
+use compute::{AttentionShape, Norm};
 
-use super::{Anchor, DflashSpec, Head, HeadKind, HeadSegment, HeadSpec, Proposal};
-use crate::batch::{Batch, Logits, SegmentKind};
+use super::{DflashSpec, Head, HeadKind, HeadSegment, HeadSpec, Proposal};
 use crate::blocks::{Attention, Frame, attention, dense};
+use crate::pass::Pass;
 use crate::spec::{DecoderSpec, LayerSpec, MixerSpec};
 use crate::{Decoder, Error, Result, Tensors, limits};
 
@@ -64,7 +63,7 @@ impl HeadSpec {
                 &tensors,
                 &format!("{path}.self_attn"),
                 &frame,
-                &Attention { window, ..heads.clone() },
+                &Attention { shape: AttentionShape { window, ..heads.shape }, ..heads.clone() },
             )?;
             if let MixerSpec::Attention(a) = &mut mixer {
                 // As in the newest reference (z-lab/dflash, August 2026): unless the config says how, sliding
@@ -72,7 +71,7 @@ impl HeadSpec {
                 let causal = config.bool("dflash_config.is_causal");
                 let causal = causal.or_else(|| config.bool("dflash_config.causal"));
                 let causal = causal.or_else(|| config.bool("is_causal"));
-                a.both_ways = !causal.unwrap_or(window.is_some());
+                a.shape.is_bidirectional = !causal.unwrap_or(window.is_some());
             }
             Ok(LayerSpec {
                 input_norm: frame.norm(&tensors, &format!("{path}.input_layernorm.weight"))?,
@@ -183,51 +182,33 @@ fn window(config: &Config, layer: usize) -> Result<Option<usize>> {
 impl Head {
     pub(super) fn dflash_take_in(
         &self,
-        step: &mut dyn Step,
-        context_norm: &[f32],
+        pass: &mut Pass<'_>,
+        context_norm: &Norm,
         segments: &[HeadSegment<'_>],
-        batch: &Batch,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
     ) {
         let features: Vec<f32> = segments.iter().flat_map(|s| s.features).copied().collect();
-        let features = step.upload(&features, self.spec.features().width);
-        let context = step.matmul(features, &[&self.fc]).remove(0);
-        let context = step.norm(context, context_norm, self.spec.eps);
+        let features = pass.step.upload(&features, self.spec.features().width);
+        let context = pass.step.matmul(features, &[&self.fc]).remove(0);
+        let context = pass.step.norm(context, context_norm);
         // The same for every layer, and none norms it again.
-        for (index, layer) in self.layers.iter().enumerate() {
-            let mark = step.mark();
-            let at = self.spec.first_layer + index;
-            layer.attention.store(step, context, self.spec.eps, at, batch, memory, sequences);
-            step.release(mark);
+        for (layer, at) in self.layers.iter().zip(self.spec.first_layer..) {
+            let mark = pass.step.mark();
+            layer.attention.store(pass, context, at);
+            pass.step.release(mark);
         }
     }
 
-    pub(super) fn dflash_propose(
-        &self,
-        step: &mut dyn Step,
-        decoder: &Decoder,
-        mask: u32,
-        anchors: &[Anchor<'_>],
-        memory: &mut Memory,
-        sequences: &[&Sequence],
-    ) -> Proposal {
-        let mut batch = Batch::default();
-        let mut wanted = Vec::new();
-        for anchor in anchors {
-            let mut block = vec![mask; anchor.count + 1];
-            block[0] = anchor.token;
-            let first = batch.rows.len() + 1;
-            wanted.extend(first..first + anchor.count);
-            batch.push(anchor.sequence, anchor.position, &block, SegmentKind::Decode, Logits::All);
-        }
-        let h = decoder.embed(step, &batch.rows);
+    pub(super) fn dflash_propose(&self, pass: &mut Pass<'_>, decoder: &Decoder) -> Proposal {
+        let h = decoder.embed(pass.step, &pass.batch.tokens);
         for index in 0..self.layers.len() {
-            self.layer(step, h, index, &batch, memory, sequences);
+            self.layer(pass, h, index);
         }
-        // A mask's row says what stands in its own place.
-        let h = step.select(h, &wanted);
-        let h = step.norm(h, &self.norm, self.spec.eps);
-        Proposal { logits: decoder.logits(step, h), hidden: None }
+        // A mask's row says what stands in its own place; the anchor's is not asked.
+        let segments = pass.batch.segments.iter();
+        let wanted: Vec<usize> =
+            segments.flat_map(|segment| segment.row + 1..segment.row + segment.count).collect();
+        let h = pass.step.select(h, &wanted);
+        let h = pass.step.norm(h, &self.norm);
+        Proposal { logits: decoder.logits(pass.step, h), hidden: None }
     }
 }

@@ -11,12 +11,13 @@ mod mtp;
 mod spec;
 
 use checkpoint::Checkpoint;
-use compute::{ExpertBank, Input, Linear, ResidentBank, Step, Tensor};
+use compute::{ExpertBank, Linear, Norm, ResidentBank, Step, Tape, Tensor};
 use state::{Memory, Sequence};
 
 use crate::batch::{Batch, Logits, SegmentKind};
 use crate::decoder::{Attention, FeedForward};
 use crate::load::{Caching, Loader, Progress, bank_of_layers};
+use crate::pass::Pass;
 use crate::spec::{LayerSpec, MixerSpec};
 use crate::{Decoder, Result};
 
@@ -29,7 +30,7 @@ pub struct Head {
     /// What comes in, to the width of the stream.
     fc: Linear,
     layers: Vec<HeadLayer>,
-    norm: Vec<f32>,
+    norm: Norm,
     parts: Parts,
     bank: Option<ResidentBank>,
 }
@@ -37,15 +38,15 @@ pub struct Head {
 /// What the two kinds do not have in common.
 #[derive(Debug)]
 enum Parts {
-    Mtp { embedding_norm: Vec<f32>, hidden_norm: Vec<f32> },
-    Dflash { context_norm: Vec<f32>, mask: u32 },
+    Mtp { embedding_norm: Norm, hidden_norm: Norm },
+    Dflash { context_norm: Norm, mask: u32 },
 }
 
 #[derive(Debug)]
 struct HeadLayer {
-    input_norm: Vec<f32>,
+    input_norm: Norm,
     attention: Attention,
-    post_norm: Vec<f32>,
+    post_norm: Norm,
     feed_forward: FeedForward,
 }
 
@@ -97,14 +98,14 @@ impl Head {
         caching: Caching,
         progress: Progress<'_>,
     ) -> Result<Head> {
-        let loader = Loader::new(checkpoint, spec.bytes(), progress, caching);
+        let loader = Loader::new(checkpoint, spec.bytes(), spec.eps, progress, caching);
         let parts = match &spec.kind {
             HeadKind::Mtp(mtp) => Parts::Mtp {
-                embedding_norm: loader.vector(&mtp.embedding_norm)?,
-                hidden_norm: loader.vector(&mtp.hidden_norm)?,
+                embedding_norm: loader.norm(&mtp.embedding_norm)?,
+                hidden_norm: loader.norm(&mtp.hidden_norm)?,
             },
             HeadKind::Dflash(dflash) => Parts::Dflash {
-                context_norm: loader.vector(&dflash.context_norm)?,
+                context_norm: loader.norm(&dflash.context_norm)?,
                 mask: dflash.mask,
             },
         };
@@ -112,7 +113,7 @@ impl Head {
         Ok(Head {
             fc: loader.linear(&spec.fc)?,
             layers: spec.stack.iter().map(layer).collect::<Result<_>>()?,
-            norm: loader.vector(&spec.norm)?,
+            norm: loader.norm(&spec.norm)?,
             parts,
             bank: bank_of_layers(&loader, &spec.stack, spec.hidden)?,
             spec: spec.clone(),
@@ -139,17 +140,30 @@ impl Head {
             let HeadSegment { sequence, position, tokens, .. } = *segment;
             batch.push(sequence, position, tokens, SegmentKind::Prefill, Logits::None);
         }
-        if batch.rows.is_empty() {
+        if batch.tokens.is_empty() {
             return;
         }
+        let tape = &mut Tape::default();
+        let mut pass = self.pass(step, &batch, memory, sequences, tape);
         match &self.parts {
-            Parts::Mtp { .. } => {
-                self.mtp_take_in(step, decoder, segments, &batch, memory, sequences);
-            }
+            Parts::Mtp { .. } => self.mtp_take_in(&mut pass, decoder, segments),
             Parts::Dflash { context_norm, .. } => {
-                self.dflash_take_in(step, context_norm, segments, &batch, memory, sequences);
+                self.dflash_take_in(&mut pass, context_norm, segments);
             }
         }
+    }
+
+    /// Its own experts, if it has some; it has no recurrent layers.
+    fn pass<'a>(
+        &'a self,
+        step: &'a mut dyn Step,
+        batch: &'a Batch,
+        memory: &'a mut Memory,
+        sequences: &'a [&'a Sequence],
+        tape: &'a mut Tape,
+    ) -> Pass<'a> {
+        let bank = self.bank.as_ref().map(|bank| bank as &dyn ExpertBank);
+        Pass { step, batch, memory, sequences, bank, tape }
     }
 
     /// Fills `count` positions from `position` on of one sequence, whose features were lost, with keys and values
@@ -164,11 +178,12 @@ impl Head {
     ) {
         let mut batch = Batch::default();
         batch.push(0, position, &vec![0; count], SegmentKind::Prefill, Logits::None);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let mark = step.mark();
-            let at = self.spec.first_layer + index;
-            layer.attention.store_nothing(step, at, &batch, memory, &[sequence]);
-            step.release(mark);
+        let (tape, sequences) = (&mut Tape::default(), [sequence]);
+        let mut pass = self.pass(step, &batch, memory, &sequences, tape);
+        for (layer, at) in self.layers.iter().zip(self.spec.first_layer..) {
+            let mark = pass.step.mark();
+            layer.attention.store_nothing(&mut pass, at);
+            pass.step.release(mark);
         }
     }
 
@@ -182,37 +197,41 @@ impl Head {
         memory: &mut Memory,
         sequences: &[&Sequence],
     ) -> Proposal {
-        match &self.parts {
-            Parts::Mtp { .. } => self.mtp_propose(step, decoder, anchors, memory, sequences),
-            Parts::Dflash { mask, .. } => {
-                self.dflash_propose(step, decoder, *mask, anchors, memory, sequences)
+        let mut batch = Batch::default();
+        for anchor in anchors {
+            let (position, kind) = (anchor.position, SegmentKind::Decode);
+            match &self.parts {
+                Parts::Mtp { .. } => {
+                    batch.push(anchor.sequence, position, &[anchor.token], kind, Logits::Last);
+                }
+                Parts::Dflash { mask, .. } => {
+                    let mut block = vec![*mask; anchor.count + 1];
+                    block[0] = anchor.token;
+                    batch.push(anchor.sequence, position, &block, kind, Logits::All);
+                }
             }
+        }
+        let tape = &mut Tape::default();
+        let mut pass = self.pass(step, &batch, memory, sequences, tape);
+        match &self.parts {
+            Parts::Mtp { .. } => self.mtp_propose(&mut pass, decoder, anchors),
+            Parts::Dflash { .. } => self.dflash_propose(&mut pass, decoder),
         }
     }
 
     /// One layer on the stream `h`.
-    fn layer(
-        &self,
-        step: &mut dyn Step,
-        h: Tensor,
-        index: usize,
-        batch: &Batch,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
-    ) {
-        let (layer, eps) = (&self.layers[index], self.spec.eps);
-        let mark = step.mark();
-        let x = step.norm(h, &layer.input_norm, eps);
-        let at = self.spec.first_layer + index;
-        let y = layer.attention.forward(step, x, eps, at, batch, memory, sequences);
-        step.add(h, y);
-        step.release(mark);
-        let mark = step.mark();
-        let x = step.norm(h, &layer.post_norm, eps);
-        let bank = self.bank.as_ref().map(|bank| bank as &dyn ExpertBank);
-        let y = layer.feed_forward.forward(step, h, x, eps, index, bank);
-        step.add(h, y);
-        step.release(mark);
+    fn layer(&self, pass: &mut Pass<'_>, h: Tensor, index: usize) {
+        let layer = &self.layers[index];
+        let mark = pass.step.mark();
+        let x = pass.step.norm(h, &layer.input_norm);
+        let y = layer.attention.forward(pass, x, self.spec.first_layer + index);
+        pass.step.add(h, y);
+        pass.step.release(mark);
+        let mark = pass.step.mark();
+        let x = pass.step.norm(h, &layer.post_norm);
+        let y = layer.feed_forward.forward(pass, h, x, index);
+        pass.step.add(h, y);
+        pass.step.release(mark);
     }
 }
 
@@ -222,14 +241,10 @@ impl HeadLayer {
             unreachable!("the layers of a head are made of attention")
         };
         Ok(HeadLayer {
-            input_norm: loader.vector(&spec.input_norm)?,
+            input_norm: loader.norm(&spec.input_norm)?,
             attention: Attention::load(loader, attention)?,
-            post_norm: loader.vector(&spec.post_norm)?,
+            post_norm: loader.norm(&spec.post_norm)?,
             feed_forward: FeedForward::load(loader, &spec.feed_forward)?,
         })
     }
-}
-
-fn inputs(tokens: &[u32]) -> Vec<Input> {
-    tokens.iter().map(|&token| Input::Token(token)).collect()
 }

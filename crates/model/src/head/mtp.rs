@@ -6,13 +6,12 @@
 //! hidden state, or one that is not known, is zero.
 
 use checkpoint::Checkpoint;
-use compute::{Step, Tensor};
-use state::{Memory, Sequence};
+use compute::Tensor;
 
-use super::{Anchor, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Parts, Proposal, inputs};
+use super::{Anchor, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Parts, Proposal};
 use crate::arch::qwen3_5::unconverted_norm_offset;
-use crate::batch::{Batch, Logits, SegmentKind};
 use crate::blocks::{Attention, Frame, Moe, attention, dense, moe};
+use crate::pass::Pass;
 use crate::spec::{DecoderSpec, LayerSpec};
 use crate::{Decoder, Error, Result, Tensors};
 
@@ -120,71 +119,53 @@ fn norm_offset(tensors: &Tensors<'_>) -> Result<f32> {
 
 impl Head {
     /// The stream of pairs: `fc [norm(embedding), norm(hidden)]`.
-    fn pairs(
-        &self,
-        step: &mut dyn Step,
-        decoder: &Decoder,
-        tokens: &[u32],
-        hidden: &[f32],
-    ) -> Tensor {
+    fn pairs(&self, pass: &mut Pass<'_>, decoder: &Decoder, hidden: &[f32]) -> Tensor {
         let Parts::Mtp { embedding_norm, hidden_norm } = &self.parts else {
             unreachable!("an MTP head")
         };
-        let eps = self.spec.eps;
-        let embedded = decoder.embed(step, &inputs(tokens));
-        let embedded = step.norm(embedded, embedding_norm, eps);
+        let step = &mut *pass.step;
+        let embedded = decoder.embed(step, &pass.batch.tokens);
+        let embedded = step.norm(embedded, embedding_norm);
         let hidden = step.upload(hidden, self.spec.hidden);
-        let hidden = step.norm(hidden, hidden_norm, eps);
+        let hidden = step.norm(hidden, hidden_norm);
         let both = step.concat(&[embedded, hidden]);
         step.matmul(both, &[&self.fc]).remove(0)
     }
 
     pub(super) fn mtp_take_in(
         &self,
-        step: &mut dyn Step,
+        pass: &mut Pass<'_>,
         decoder: &Decoder,
         segments: &[HeadSegment<'_>],
-        batch: &Batch,
-        memory: &mut Memory,
-        sequences: &[&Sequence],
     ) {
         let width = self.spec.hidden;
-        let mut tokens = Vec::with_capacity(batch.rows.len());
         // What the target thought of the token before each.
-        let mut hidden = Vec::with_capacity(batch.rows.len() * width);
+        let mut hidden = Vec::with_capacity(pass.batch.tokens.len() * width);
         for segment in segments.iter().filter(|segment| !segment.tokens.is_empty()) {
-            tokens.extend_from_slice(segment.tokens);
             extend_or_zero(&mut hidden, segment.before, width);
             hidden.extend_from_slice(&segment.features[..(segment.tokens.len() - 1) * width]);
         }
-        let x = self.pairs(step, decoder, &tokens, &hidden);
+        let x = self.pairs(pass, decoder, &hidden);
         // The outputs of these rows are not used, so keys and values are all there is to it.
         let layer = &self.layers[0];
-        let x = step.norm(x, &layer.input_norm, self.spec.eps);
-        let at = self.spec.first_layer;
-        layer.attention.store(step, x, self.spec.eps, at, batch, memory, sequences);
+        let x = pass.step.norm(x, &layer.input_norm);
+        layer.attention.store(pass, x, self.spec.first_layer);
     }
 
     pub(super) fn mtp_propose(
         &self,
-        step: &mut dyn Step,
+        pass: &mut Pass<'_>,
         decoder: &Decoder,
         anchors: &[Anchor<'_>],
-        memory: &mut Memory,
-        sequences: &[&Sequence],
     ) -> Proposal {
-        let mut batch = Batch::default();
         let mut hidden = Vec::with_capacity(anchors.len() * self.spec.hidden);
         for anchor in anchors {
-            let token = [anchor.token];
-            batch.push(anchor.sequence, anchor.position, &token, SegmentKind::Decode, Logits::Last);
             extend_or_zero(&mut hidden, anchor.feature, self.spec.hidden);
         }
-        let tokens: Vec<u32> = anchors.iter().map(|anchor| anchor.token).collect();
-        let h = self.pairs(step, decoder, &tokens, &hidden);
-        self.layer(step, h, 0, &batch, memory, sequences);
-        let hidden = step.norm(h, &self.norm, self.spec.eps);
-        Proposal { logits: decoder.logits(step, hidden), hidden: Some(hidden) }
+        let h = self.pairs(pass, decoder, &hidden);
+        self.layer(pass, h, 0);
+        let hidden = pass.step.norm(h, &self.norm);
+        Proposal { logits: decoder.logits(pass.step, hidden), hidden: Some(hidden) }
     }
 }
 

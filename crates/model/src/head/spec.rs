@@ -1,5 +1,6 @@
 //! What a draft head is made of, as data, and what it costs beside its target.
 
+use compute::memory::KvFormat;
 use state::{LayerKind, Layout};
 
 use crate::spec::{
@@ -95,9 +96,9 @@ impl HeadSpec {
     }
 
     /// What its layers keep of a sequence.
-    pub fn layers(&self) -> Vec<LayerKind> {
+    pub fn layers(&self, format: KvFormat) -> Vec<LayerKind> {
         let kind = |layer: &LayerSpec| match &layer.mixer {
-            MixerSpec::Attention(a) => a.layer_kind(),
+            MixerSpec::Attention(a) => a.layer_kind(format),
             MixerSpec::Delta(_) => unreachable!("the layers of a head are made of attention"),
         };
         self.stack.iter().map(kind).collect()
@@ -106,12 +107,12 @@ impl HeadSpec {
     /// What a sequence of the target remembers with this head: the target's layers, then the head's.
     ///
     /// A target that can be cut at any position stays so: there the head's sliding layers keep all positions.
-    pub fn layout(&self, target: &DecoderSpec) -> Result<Layout> {
-        let own = target.layout()?;
+    pub fn layout(&self, target: &DecoderSpec, format: KvFormat) -> Result<Layout> {
+        let own = target.layout(format)?;
         let mut layers = own.layers().to_vec();
-        layers.extend(self.layers().into_iter().map(|layer| match layer {
-            LayerKind::Kv { kv_heads, head_dim, .. } if own.is_rewindable() => {
-                LayerKind::Kv { kv_heads, head_dim, window: None }
+        layers.extend(self.layers(format).into_iter().map(|layer| match layer {
+            LayerKind::Kv { pages, .. } if own.is_rewindable() => {
+                LayerKind::Kv { pages, window: None }
             }
             layer => layer,
         }));
