@@ -15,10 +15,11 @@ use crate::cache::Cache;
 use crate::device::Device;
 use crate::geometry::{Geometry, LayerSize, Slots};
 use crate::reader::{Method, Priority, Read, Reader};
-use crate::record::{LayerExperts, Record};
+use crate::record::LayerExperts;
 use crate::routing_log::{Header, LOG_VERSION, RoutingLog};
 use crate::state::{SlotState, State};
 use crate::statistics::{Activity, Missed, Statistics, VisitRecord};
+use crate::table::{Entry, ExpertTable};
 use crate::visit::StreamedVisit;
 use crate::{Error, Result};
 
@@ -41,7 +42,7 @@ pub struct StreamedBank {
     /// Before the arena: dropping it ends the reads into it.
     pub(crate) reader: Reader,
     pub(crate) core: Arc<Core>,
-    pub(crate) layers: Vec<Option<LayerExperts>>,
+    pub(crate) experts: ExpertTable,
     pub(crate) geometry: Geometry,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) arena: Arena,
@@ -155,7 +156,7 @@ impl StreamedBank {
         Ok(StreamedBank {
             reader,
             core,
-            layers,
+            experts: ExpertTable::new(layers, &geometry),
             geometry,
             device,
             arena,
@@ -182,7 +183,7 @@ impl StreamedBank {
 
     /// The experts of each layer.
     pub fn layers(&self) -> &[Option<LayerExperts>] {
-        &self.layers
+        self.experts.layers()
     }
 
     /// What happened so far.
@@ -211,7 +212,7 @@ impl StreamedBank {
         let mut keys = keys.into_iter().peekable();
         let mut kept = Vec::with_capacity(keys.len());
         // Keys are numbered layer by layer.
-        for (index, layer) in self.layers.iter().enumerate() {
+        for (index, layer) in self.experts.layers().iter().enumerate() {
             let (Some(layer), Some((_, first))) = (layer, self.geometry.layer(index)) else {
                 continue;
             };
@@ -225,7 +226,7 @@ impl StreamedBank {
 
     /// Writes which experts each visit wants to a file, from now on.
     pub fn record_routing(&self, path: &Path, fixed_bytes: u64) -> Result<()> {
-        let layers = self.layers.iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
+        let layers = self.experts.layers().iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
         let slots = self.options.slots.clone();
         let header = Header { version: LOG_VERSION, layers, slots, fixed_bytes };
         self.core.lock().log = Some(RoutingLog::create(path, &header)?);
@@ -265,15 +266,9 @@ impl StreamedBank {
         &self.reader
     }
 
-    /// Adds the reads that bring an expert of a layer into a slot, labelled with both: their bytes.
-    pub(crate) fn reads_into(
-        &self,
-        index: usize,
-        expert: u32,
-        slot: u32,
-        reads: &mut Vec<Read>,
-    ) -> u64 {
-        let record = Record::new(self.layer(index), expert as usize);
+    /// Adds the reads that bring an expert into a slot, labelled with its layer and index: their bytes.
+    pub(crate) fn reads_into(&self, key: u32, slot: u32, reads: &mut Vec<Read>) -> u64 {
+        let Entry { layer, expert, record } = self.experts.entry(key);
         reads.extend(record.pieces().map(|piece| Read {
             file: piece.file,
             offset: piece.offset,
@@ -281,29 +276,9 @@ impl StreamedBank {
             len: piece.len,
             needed: piece.needed,
             ticket: u64::from(slot),
-            label: [index as u32, expert],
+            label: [*layer as u32, *expert],
         }));
         record.slot_bytes() as u64
-    }
-
-    /// The experts of a layer that has some.
-    pub(crate) fn layer(&self, index: usize) -> &LayerExperts {
-        self.layers[index].as_ref().expect("a layer with experts")
-    }
-
-    /// The layer and index of an expert.
-    pub(crate) fn owner(&self, key: u32) -> (usize, u32) {
-        let layers = self.layers.iter().enumerate();
-        let mut found = None;
-        for (index, layer) in layers {
-            if let (Some((_, first)), Some(layer)) = (self.geometry.layer(index), layer)
-                && key >= first
-                && key < first + layer.layout.experts() as u32
-            {
-                found = Some((index, key - first));
-            }
-        }
-        found.expect("a key of this bank")
     }
 
     /// Waits until no visit is under way; no other begins while the guard lives.
@@ -358,7 +333,7 @@ impl ExpertBank for StreamedBank {
         for &expert in likely {
             let Some(slot) = state.stage(first_key + expert) else { continue };
             let before = reads.len();
-            let bytes = self.reads_into(layer, expert, slot, &mut reads);
+            let bytes = self.reads_into(first_key + expert, slot, &mut reads);
             state.begin_ahead(slot, first_key + expert, reads.len() - before, bytes);
             self.tally.count_read(layer, expert);
         }

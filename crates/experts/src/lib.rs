@@ -17,6 +17,7 @@ pub mod routing_log;
 pub mod simulate;
 mod state;
 mod statistics;
+mod table;
 mod visit;
 
 pub use bank::{BankOptions, StreamedBank};

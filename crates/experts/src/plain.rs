@@ -48,14 +48,13 @@ impl StreamedBank {
     ) -> Result<(u64, Duration)> {
         let (mut others, mut own, mut bytes) = (Vec::new(), Vec::new(), 0);
         for &(slot, held) in slots {
-            let held = held.map(|key| self.owner(key));
             // Of the same layer, so of the same size, and each round another one.
-            let (index, expert) = held.unwrap_or_else(|| self.some_layer_of(slot, round));
-            let experts = self.layer(index).layout.experts();
-            let other = (expert as usize + 1 + round % (experts - 1).max(1)) % experts;
-            bytes += self.reads_into(index, other as u32, slot, &mut others);
-            if let Some((index, expert)) = held {
-                self.reads_into(index, expert, slot, &mut own);
+            let of = self.experts.entry(held.unwrap_or_else(|| self.some_key_for(slot, round)));
+            let (first_key, experts) = self.keys_of(of.layer);
+            let other = (of.expert as usize + 1 + round % (experts - 1).max(1)) % experts;
+            bytes += self.reads_into(first_key + other as u32, slot, &mut others);
+            if let Some(key) = held {
+                self.reads_into(key, slot, &mut own);
             }
         }
         // SAFETY: `slots` names each slot once, nothing is being read into it, and the caller has both the turn and the
@@ -66,16 +65,23 @@ impl StreamedBank {
         Ok((bytes, time))
     }
 
-    /// For an empty slot: a layer whose experts fit it, each round another one, and one of them.
-    fn some_layer_of(&self, slot: u32, round: usize) -> (usize, u32) {
+    /// The first key of a layer with experts, and how many it has.
+    fn keys_of(&self, layer: usize) -> (u32, usize) {
+        let (_, first_key) = self.geometry.layer(layer).expect("a layer with experts");
+        let experts = self.layers()[layer].as_ref().map_or(0, |layer| layer.layout.experts());
+        (first_key, experts)
+    }
+
+    /// For an empty slot: an expert of a layer whose experts fit it, each round another one.
+    fn some_key_for(&self, slot: u32, round: usize) -> u32 {
         let fits = |&index: &usize| {
             self.geometry.layer(index).is_some_and(|(class, _)| {
                 self.geometry.classes()[usize::from(class)].slot_bytes == self.arena.slot_len(slot)
             })
         };
-        let layers: Vec<usize> = (0..self.layers.len()).filter(fits).collect();
-        let index = layers[(slot as usize + round) % layers.len()];
-        (index, slot % self.layer(index).layout.experts() as u32)
+        let layers: Vec<usize> = (0..self.layers().len()).filter(fits).collect();
+        let (first_key, experts) = self.keys_of(layers[(slot as usize + round) % layers.len()]);
+        first_key + slot % experts as u32
     }
 }
 

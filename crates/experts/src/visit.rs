@@ -9,7 +9,6 @@ use crate::Error;
 use crate::bank::StreamedBank;
 use crate::cache::Step;
 use crate::reader::{Priority, Read};
-use crate::record::Record;
 use crate::state::{Phase, State};
 
 pub(crate) struct StreamedVisit<'a> {
@@ -94,7 +93,7 @@ impl StreamedVisit<'_> {
         }
         let expert = step.key - self.first_key;
         let before = reads.len();
-        let bytes = self.bank.reads_into(self.layer, expert, step.slot, reads);
+        let bytes = self.bank.reads_into(step.key, step.slot, reads);
         state.count_missed(step.trial, bytes);
         self.bank.tally.count_read(self.layer, expert);
         state.progress = Instant::now();
@@ -195,10 +194,9 @@ impl Visit for StreamedVisit<'_> {
             .iter()
             .zip(ids)
             .map(|(&(_, slot, content), id)| {
-                let (layer, expert) = self.content_of(content);
                 // SAFETY: all reads of the slot have ended, and none begins before this step is done.
                 let bytes = unsafe { self.bank.arena.slot(slot) };
-                (id, Record::new(layer, expert as usize).view(layer, bytes))
+                (id, self.bank.experts.view(content, bytes))
             })
             .collect();
         let started = Instant::now();
@@ -219,20 +217,6 @@ impl Visit for StreamedVisit<'_> {
             (expert, compute::Error::Expert { layer, expert, source: Box::new(error) })
         };
         failures.into_iter().map(failure).collect()
-    }
-}
-
-impl StreamedVisit<'_> {
-    /// The layer and index of the expert in a slot: this layer's, unless it is a rehearsal.
-    fn content_of(&self, key: u32) -> (&crate::record::LayerExperts, u32) {
-        let layer = self.bank.layer(self.layer);
-        match key.checked_sub(self.first_key) {
-            Some(expert) if (expert as usize) < layer.layout.experts() => (layer, expert),
-            _ => {
-                let (index, expert) = self.bank.owner(key);
-                (self.bank.layer(index), expert)
-            }
-        }
     }
 }
 
