@@ -25,6 +25,28 @@ pub enum Error {
     /// The answer cannot follow its grammar.
     #[error(transparent)]
     Constraint(#[from] grammar::ConstraintError),
+    /// The model cannot do what a field of the request asks for.
+    #[error("{field}: {reason}")]
+    Field {
+        /// The field.
+        field: String,
+        /// Why not.
+        reason: String,
+    },
+    /// No answer can be held to the grammar that a field of the request asks for.
+    #[error("{field}: {error}")]
+    Grammar {
+        /// The field.
+        field: String,
+        /// Why not.
+        error: grammar::GrammarError,
+    },
+}
+
+impl Error {
+    pub(crate) fn field(field: &str, reason: impl Into<String>) -> Error {
+        Error::Field { field: field.to_owned(), reason: reason.into() }
+    }
 }
 
 impl From<checkpoint::Error> for Error {

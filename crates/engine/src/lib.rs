@@ -1,6 +1,7 @@
 //! Requests in, tokens out: step after step of admit → schedule → draft → reserve → forward → commit.
 //!
-//! A [`runtime::Runner`] is a loaded model with its memory: it runs batches. [`Engine`] serves requests with it.
+//! A [`runtime::Runner`] is a loaded model with its memory: it runs batches. [`Engine`] serves requests with it, and
+//! [`session`] makes them from messages, and answers from their events.
 //! Nothing here knows HTTP or terminals; the engine belongs to the thread that calls `step`.
 
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod queue;
 mod request;
 mod sampler;
 mod schedule;
+pub mod session;
 mod text_files;
 
 pub use engine::Engine;

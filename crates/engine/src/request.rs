@@ -88,6 +88,9 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens of the answer.
     pub completion_tokens: usize,
+    /// Those of them that were thinking: counted where the answer is read, by an
+    /// [`AnswerReader`](crate::session::AnswerReader).
+    pub reasoning_tokens: usize,
     /// Drafted tokens that were verified and right.
     pub accepted_drafts: usize,
     /// Drafted tokens that were verified and wrong, or came after one.

@@ -95,6 +95,12 @@ impl Grammars {
         self.compiled(grammar, before, Some(opener))
     }
 
+    /// Whether a grammar is refused only as long as others hold so much.
+    pub fn is_for_now(&self, error: &GrammarError) -> bool {
+        let most = self.shared.memory.most_bytes();
+        matches!(error, GrammarError::NoMemory { bytes } if *bytes <= most)
+    }
+
     fn compiled(
         &self,
         grammar: &Grammar,

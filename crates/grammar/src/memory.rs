@@ -12,6 +12,11 @@ pub trait Allowance: Send + Sync {
     /// Changes one holding from `from` to `to` bytes. Growth may be denied, a smaller holding never.
     fn resize(&self, from: usize, to: usize) -> bool;
 
+    /// The largest holding that is ever granted.
+    fn most_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     /// What one step of a grammar may take before it is counted. The grantor sets it aside, for two steps at once.
     fn step_bytes(&self) -> usize;
 }
@@ -49,6 +54,10 @@ impl Memory {
 
     pub(crate) fn step_bytes(&self) -> usize {
         self.allowance.step_bytes()
+    }
+
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.allowance.most_bytes()
     }
 
     /// Grammars that were compiled lately.

@@ -132,6 +132,10 @@ impl Allowance for Budget {
         self.change(from, to).is_ok()
     }
 
+    fn most_bytes(&self) -> usize {
+        Budget::most_bytes(self)
+    }
+
     fn step_bytes(&self) -> usize {
         self.step_bytes
     }
