@@ -11,8 +11,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::ask::identifier;
 use crate::error::{ApiError, ErrorShape};
+use crate::request::identifier;
 use crate::shared::Shared;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

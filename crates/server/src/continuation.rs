@@ -5,55 +5,57 @@
 
 use std::sync::Arc;
 
+use engine::session::{AnswerRequest, Input};
 use serde_json::Value;
 
-use crate::ask::{Ask, Input, identifier};
 use crate::budget::Share;
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::prepare;
+use crate::request::identifier;
 use crate::shared::Shared;
 
 /// The ask with a prompt that ends where the answer has `begun`: with the text of the last message.
 pub(crate) async fn continued(
     shared: &Arc<Shared>,
-    mut ask: Ask,
+    mut request: AnswerRequest,
     begun: Option<String>,
     mut share: Share,
-) -> Result<(Ask, Share)> {
-    let Some(begun) = begun else { return Ok((ask, share)) };
+) -> Result<(AnswerRequest, Share)> {
+    let Some(begun) = begun else { return Ok((request, share)) };
     let begun = begun.as_str();
     let mark = identifier("continue-");
     // The conversation is there twice for a while.
     let held = share.bytes();
     prepare::grow(shared, &mut share, held.saturating_mul(2), "to continue its last message")?;
-    let (prompt, share) = prepare::prompt(shared, marked(&ask, &mark), share).await?;
+    let (prompt, share) = prepare::prompt(shared, marked(&request, &mark), share).await?;
     let text = cut(&prompt.text, &mark, begun)?.to_owned();
     drop(prompt);
     let model = shared.model()?;
     let before = text.strip_suffix(begun.trim_start()).unwrap_or_default();
-    let left = model.text.reasoning.as_ref().map(|marks| marks.left_by_answer(before, begun));
-    ask.begun = left.unwrap_or_default();
+    let left =
+        model.session.text.reasoning.as_ref().map(|marks| marks.left_by_answer(before, begun));
+    request.begun = left.unwrap_or_default();
     // The template has written the beginning-of-text token already.
     let (tokens, mut share) = prepare::tokens(shared, text, false, share).await?;
-    ask.input = Input::Tokens(tokens);
+    request.input = Input::Tokens(tokens);
     share.shrink(held);
-    Ok((ask, share))
+    Ok((request, share))
 }
 
 /// The same conversation with a mark at its end, and no further turn opened.
-fn marked(ask: &Ask, mark: &str) -> Ask {
-    let mut marked = Ask::new(ask.input.clone());
+fn marked(request: &AnswerRequest, mark: &str) -> AnswerRequest {
+    let mut marked = AnswerRequest::new(request.input.clone());
     if let Input::Chat(messages) = &mut marked.input
         && let Some(Value::String(content)) = messages.last_mut().map(|last| &mut last["content"])
     {
         content.push_str(mark);
     }
-    marked.tools.clone_from(&ask.tools);
-    marked.tool_definitions.clone_from(&ask.tool_definitions);
-    marked.tool_choice.clone_from(&ask.tool_choice);
-    marked.thinking = ask.thinking;
-    marked.template_variables.clone_from(&ask.template_variables);
+    marked.tools.clone_from(&request.tools);
+    marked.tool_definitions.clone_from(&request.tool_definitions);
+    marked.tool_choice.clone_from(&request.tool_choice);
+    marked.thinking = request.thinking;
+    marked.template_variables.clone_from(&request.template_variables);
     marked.template_variables.insert("add_generation_prompt".to_owned(), false.into());
     marked
 }
@@ -98,9 +100,9 @@ mod tests {
             json!({"role": "user", "content": "q"}),
             json!({"role": "assistant", "content": "a"}),
         ];
-        let mut ask = Ask::new(Input::Chat(messages));
-        ask.thinking = Some(true);
-        let marked = marked(&ask, "MARK");
+        let mut request = AnswerRequest::new(Input::Chat(messages));
+        request.thinking = Some(true);
+        let marked = marked(&request, "MARK");
         let Input::Chat(messages) = marked.input else { panic!("it was a chat") };
         assert_eq!(messages[0]["content"], "q");
         assert_eq!(messages[1]["content"], "aMARK");

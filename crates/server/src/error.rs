@@ -88,7 +88,7 @@ impl IntoResponse for ApiError {
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> ApiError {
         use engine::Error;
-        use grammar::ConstraintError;
+        use grammar::{ConstraintError, GrammarError};
         match error {
             Error::EmptyPrompt => ApiError::field("messages", "the prompt is empty"),
             Error::Runtime(runtime::Error::Context { needed, context }) => {
@@ -100,10 +100,11 @@ impl From<engine::Error> for ApiError {
             ),
             Error::Sampling(error) => ApiError::from(error),
             Error::Text(error) => ApiError::from(error),
-            // Found out on the way: the client's grammar is more than a parser can follow.
-            Error::Constraint(
-                error @ (ConstraintError::Stuck | ConstraintError::Failed { .. }),
-            ) => ApiError::field("response_format", chain(&error)),
+            Error::Field { field, reason } => ApiError::field(field, reason),
+            Error::Grammar { error: error @ GrammarError::Vocabulary { .. }, .. } => {
+                ApiError::internal(error.to_string())
+            }
+            Error::Grammar { field, error } => ApiError::field(field, error.to_string()),
             Error::Constraint(error @ ConstraintError::NoMemory { .. }) => {
                 ApiError::unavailable("memory_in_use", chain(&error), SECONDS_UNTIL_MEMORY)
             }

@@ -2,7 +2,7 @@
 //!
 //! [`Server::start`] binds and answers at once, with 503 while the model is loading; [`Server::run`]
 //! gives it the model and steps the engine on the calling thread until a signal comes. Requests become
-//! an `Ask`, whatever dialect they are in; `prepare` turns it into tokens, the `desk` feeds
+//! an `AnswerRequest`, whatever dialect they are in; `prepare` turns it into tokens, the `desk` feeds
 //! the engine and hands out events, an `Answers` turns those back into text, and the dialect
 //! writes them on the wire.
 //!
@@ -13,11 +13,9 @@
 mod account;
 mod answers;
 mod app;
-mod ask;
 mod body;
 mod budget;
 mod connection;
-mod constrain;
 mod continuation;
 mod conversation;
 mod desk;
@@ -30,6 +28,7 @@ mod metrics;
 mod model;
 mod options;
 mod prepare;
+mod request;
 mod seats;
 mod server;
 mod shared;

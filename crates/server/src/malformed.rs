@@ -5,8 +5,8 @@
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::account::{ANTHROPIC_REQUEST_ID, REQUEST_ID};
-use crate::ask::identifier;
 use crate::error::{ApiError, ErrorShape};
+use crate::request::identifier;
 
 /// How such an answer ends.
 const BARE: &str = "content-length: 0\r\n";

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::answers::Ending;
+use engine::session::Ending;
 
 /// A number that only grows.
 #[derive(Debug, Default)]

@@ -1,11 +1,10 @@
 //! The model that is served, and what handlers need of it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use engine::{Engine, Load, SamplingParams};
-use grammar::Grammars;
+use engine::session::Session;
+use engine::{Engine, Load};
 use runtime::{ExpertLoad, Plan};
-use text::ModelText;
 
 use crate::desk::Desk;
 use crate::live::Rates;
@@ -17,12 +16,8 @@ pub(crate) struct Model {
     pub(crate) name: String,
     /// When it was loaded, in seconds since 1970.
     pub(crate) created: u64,
-    /// Text to tokens and back.
-    pub(crate) text: Arc<ModelText>,
-    /// What the model's makers sample with.
-    pub(crate) defaults: SamplingParams,
-    /// What answers may be made to look like.
-    pub(crate) grammars: Arc<Grammars>,
+    /// Requests to prompts, and events to answers.
+    pub(crate) session: Session,
     /// Where requests go.
     pub(crate) desk: Desk,
     /// Where the memory goes.

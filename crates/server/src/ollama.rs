@@ -15,16 +15,19 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use engine::session::Update;
+use text::Piece;
 
 pub(crate) use manage::{embed, ps, pull, refuse, show, tags, version};
 
-use crate::answers::{Answers, Part};
+use crate::answers::Answers;
 use crate::body::Posted;
 use crate::budget::Share;
 use crate::continuation::continued;
 use crate::error::{ApiError, ErrorShape};
 use crate::fields::{Fields, Result};
 use crate::prepare;
+use crate::request::call_id;
 use crate::shared::Shared;
 use crate::wire::{self, Framing, KeepAlive, Wire};
 use reply::{Calls, Kind, Reply};
@@ -56,11 +59,11 @@ async fn answer(
     let reply = Reply { kind, model, started };
     // Who asks for nothing wants the model to be there, which it is, or to be gone, which makes no difference
     // to them: the one model stays.
-    let Some(ask) = wanted.ask else {
+    let Some(request) = wanted.request else {
         return Ok(Json(reply.nothing(wanted.unloads)).into_response());
     };
-    let (ask, share) = continued(shared, ask, wanted.begun, share).await?;
-    let answers = prepare::begin(shared, ask, share).await.map_err(in_own_words)?;
+    let (request, share) = continued(shared, request, wanted.begun, share).await?;
+    let answers = prepare::begin(shared, request, share).await.map_err(in_own_words)?;
     if wanted.stream {
         // Lines of JSON have no comments: a silent stream stays silent.
         let keep_alive = KeepAlive { every: shared.options.keep_alive, frame: None };
@@ -75,23 +78,25 @@ async fn answer(
 /// Line by line.
 async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) {
     let mut calls = Calls::default();
-    while let Some((_, parts)) = wire.next(&mut answers).await {
-        for part in parts {
-            let line = match part {
-                Part::Prefill { .. } => None,
-                Part::Reasoning(text) => Some(reply.thinking(&text)),
-                Part::Content { text, logprobs } => Some(reply.content(&text, &logprobs)),
-                Part::ToolBegin { id, name, .. } => {
-                    calls.begin(id, name);
-                    None
-                }
-                Part::ToolArguments { json, .. } => {
-                    calls.more(&json);
-                    None
-                }
-                Part::ToolEnd { .. } => calls.end().map(|call| reply.tool_call(call)),
-                Part::Finished(ending) => Some(reply.last(&ending)),
-                Part::Failed(error) => Some(ErrorShape::Ollama.body(&in_own_words(error))),
+    while let Some((_, updates)) = wire.next(&mut answers).await {
+        for update in updates {
+            let line = match update {
+                Ok(Update::Prefill { .. }) => None,
+                Ok(Update::Piece(piece, logprobs)) => match piece {
+                    Piece::Reasoning(text) => Some(reply.thinking(&text)),
+                    Piece::Content(text) => Some(reply.content(&text, &logprobs)),
+                    Piece::ToolBegin { id, name, .. } => {
+                        calls.begin(call_id(id), name);
+                        None
+                    }
+                    Piece::ToolArguments { json, .. } => {
+                        calls.more(&json);
+                        None
+                    }
+                    Piece::ToolEnd { .. } => calls.end().map(|call| reply.tool_call(call)),
+                },
+                Ok(Update::Finished(ending)) => Some(reply.last(&ending)),
+                Err(error) => Some(ErrorShape::Ollama.body(&in_own_words(error))),
             };
             if let Some(line) = line {
                 wire.json(&line);

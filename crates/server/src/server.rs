@@ -8,8 +8,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use engine::{Engine, SamplingParams};
-use grammar::{Allowance, Grammars};
+use engine::Engine;
+use engine::session::Session;
+use grammar::Allowance;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -144,18 +145,13 @@ impl Server {
         );
         let budget = Budget::new(loaded.plan.request_bytes(), turns::PLACES);
         let allowance = Arc::clone(&budget) as Arc<dyn Allowance>;
-        let tokens = text.tokenizer.grammar_tokens(facts.vocabulary);
-        let grammars =
-            Grammars::new(&tokens, &text.eos, allowance).map_err(StartError::Grammars)?;
-        drop(tokens);
+        let session = Session::new(&engine, text).with_grammars(allowance);
         let created =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let model = Model {
             name: loaded.name,
             created,
-            defaults: SamplingParams::of_model(&text.generation_config),
-            text: Arc::new(text),
-            grammars: Arc::new(grammars),
+            session: session.map_err(StartError::Grammars)?,
             desk: desk.clone(),
             plan: loaded.plan,
             facts,

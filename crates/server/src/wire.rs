@@ -13,10 +13,12 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
+use engine::session::Update;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
-use crate::answers::{Answers, Part};
+use crate::answers::Answers;
+use crate::fields;
 
 /// How pieces are framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +103,11 @@ impl Wire {
         self.write(&["data: [DONE]\n\n"]);
     }
 
-    /// The next parts of an answer, as [`Answers::next`], keeping the connection alive meanwhile.
-    pub(crate) async fn next(&mut self, answers: &mut Answers) -> Option<(usize, Vec<Part>)> {
+    /// What is new of an answer, as [`Answers::next`], keeping the connection alive meanwhile.
+    pub(crate) async fn next(
+        &mut self,
+        answers: &mut Answers,
+    ) -> Option<(usize, Vec<fields::Result<Update>>)> {
         self.alive_until(answers.next()).await
     }
 

@@ -6,18 +6,19 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use engine::session::Update;
 use serde_json::{Value, json};
 
 use super::reply::Reply;
 use super::request::{Purpose, read};
-use crate::answers::{Answers, Part};
-use crate::ask::identifier;
+use crate::answers::Answers;
 use crate::body::Posted;
 use crate::continuation::continued;
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::openai::wants_progress;
 use crate::prepare;
+use crate::request::identifier;
 use crate::shared::Shared;
 use crate::wire::{self, Framing, KeepAlive};
 
@@ -32,8 +33,8 @@ pub(crate) async fn create(
 ) -> Result<Response> {
     let (asked, share) = posted.read(|body| read(body, Purpose::Answer))?;
     let model = shared.model()?.name.clone();
-    let (ask, share) = continued(&shared, asked.ask, asked.begun, share).await?;
-    let answers = prepare::begin(&shared, ask, share).await.map_err(in_own_words)?;
+    let (request, share) = continued(&shared, asked.request, asked.begun, share).await?;
+    let answers = prepare::begin(&shared, request, share).await.map_err(in_own_words)?;
     let reply = Reply::new(identifier("msg_"), model, answers.prompt_tokens, asked.shows_thinking);
     if asked.streams {
         Ok(stream(&shared, wants_progress(&headers), reply, answers))
@@ -48,8 +49,8 @@ pub(crate) async fn count_tokens(
     posted: Posted,
 ) -> Result<Json<Value>> {
     let (asked, share) = posted.read(|body| read(body, Purpose::Count))?;
-    let (ask, share) = continued(&shared, asked.ask, asked.begun, share).await?;
-    let prompt = prepare::prompt(&shared, ask, share).await?.0;
+    let (request, share) = continued(&shared, asked.request, asked.begun, share).await?;
+    let prompt = prepare::prompt(&shared, request, share).await?.0;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})))
 }
 
@@ -64,19 +65,19 @@ fn stream(
         for (name, data) in reply.begin() {
             wire.event(name, &data);
         }
-        while let Some((_, parts)) = wire.next(&mut answers).await {
-            for part in parts {
-                if let Part::Prefill { done, total, cached } = part
+        while let Some((_, updates)) = wire.next(&mut answers).await {
+            for update in updates {
+                if let Ok(Update::Prefill { done, total, cached }) = update
                     && shows_progress
                 {
                     let progress = json!({"done": done, "total": total, "cached": cached});
                     wire.event("prefill_progress", &progress);
                 }
-                let part = match part {
-                    Part::Failed(error) => Part::Failed(in_own_words(error)),
-                    part => part,
+                let events = match update {
+                    Ok(update) => reply.take(update),
+                    Err(error) => vec![Reply::fail(&in_own_words(error))],
                 };
-                for (name, data) in reply.take(part) {
+                for (name, data) in events {
                     wire.event(name, &data);
                 }
             }
@@ -85,12 +86,9 @@ fn stream(
 }
 
 async fn collect(mut reply: Reply, mut answers: Answers) -> Result<Value> {
-    while let Some((_, parts)) = answers.next().await {
-        for part in parts {
-            if let Part::Failed(error) = part {
-                return Err(in_own_words(error));
-            }
-            reply.take(part);
+    while let Some((_, updates)) = answers.next().await {
+        for update in updates {
+            reply.take(update.map_err(in_own_words)?);
         }
     }
     Ok(reply.whole())

@@ -1,15 +1,17 @@
 //! An answer as Anthropic's clients read it: blocks of content, and the events that build them.
 //!
-//! [`Reply`] takes the parts of an answer and says which events each becomes; at the end it has the whole
+//! [`Reply`] takes the updates of an answer and says which events each becomes; at the end it has the whole
 //! message too, so a streamed answer and one that is not cannot differ.
 //!
 //! Invariant: one block is open at a time, every block that starts stops, and indexes count from 0 without gaps.
 
+use engine::session::{Ending, Finish, Update};
 use serde_json::{Value, json};
+use text::Piece;
 
 use super::cut;
-use crate::answers::{Ending, Finish, Part};
-use crate::error::ErrorShape;
+use crate::error::{ApiError, ErrorShape};
+use crate::request::call_id;
 
 /// Signs thinking, which clients send back; some take a block without a signature for none. It is not checked.
 const SIGNATURE: &str = "millstream";
@@ -64,12 +66,12 @@ impl Reply {
         ]
     }
 
-    /// What a part of the answer becomes.
-    pub(crate) fn take(&mut self, part: Part) -> Vec<Event> {
+    /// What an update of the answer becomes.
+    pub(crate) fn take(&mut self, update: Update) -> Vec<Event> {
         let mut events = Vec::new();
-        match part {
-            Part::Prefill { .. } => {}
-            Part::Reasoning(text) => {
+        match update {
+            Update::Prefill { .. } => {}
+            Update::Piece(Piece::Reasoning(text), _) => {
                 if text.is_empty() {
                     return events;
                 }
@@ -84,7 +86,7 @@ impl Reply {
                 }
                 events.push(self.delta(&json!({"type": "thinking_delta", "thinking": text})));
             }
-            Part::Content { text, .. } => {
+            Update::Piece(Piece::Content(text), _) => {
                 if text.is_empty() {
                     return events;
                 }
@@ -96,11 +98,12 @@ impl Reply {
                 }
                 events.push(self.delta(&json!({"type": "text_delta", "text": text})));
             }
-            Part::ToolBegin { id, name, .. } => {
-                let tool = Block::Tool { id: tool_use_id(&id), name, json: String::new() };
+            Update::Piece(Piece::ToolBegin { id, name, .. }, _) => {
+                let id = tool_use_id(&call_id(id));
+                let tool = Block::Tool { id, name, json: String::new() };
                 self.start(tool, &mut events);
             }
-            Part::ToolArguments { json: more, .. } => {
+            Update::Piece(Piece::ToolArguments { json: more, .. }, _) => {
                 if let (true, Some(Block::Tool { json, .. })) =
                     (self.is_open, self.blocks.last_mut())
                 {
@@ -110,12 +113,12 @@ impl Reply {
                     );
                 }
             }
-            Part::ToolEnd { .. } => {
+            Update::Piece(Piece::ToolEnd { .. }, _) => {
                 if matches!(self.blocks.last(), Some(Block::Tool { .. })) {
                     self.stop(&mut events);
                 }
             }
-            Part::Finished(ending) => {
+            Update::Finished(ending) => {
                 self.stop(&mut events);
                 self.ending = Some(ending);
                 let delta = json!({"stop_reason": self.stop_reason(), "stop_sequence": self.stop_sequence()});
@@ -123,9 +126,13 @@ impl Reply {
                 events.push(("message_delta", last));
                 events.push(("message_stop", json!({"type": "message_stop"})));
             }
-            Part::Failed(error) => events.push(("error", ErrorShape::Anthropic.body(&error))),
         }
         events
+    }
+
+    /// What the error becomes that an answer ends with.
+    pub(crate) fn fail(error: &ApiError) -> Event {
+        ("error", ErrorShape::Anthropic.body(error))
     }
 
     /// The message so far.

@@ -1,30 +1,32 @@
-//! Parts of an answer in, Anthropic's events out: their order, their nesting, and the message they build.
+//! Updates of an answer in, Anthropic's events out: their order, their nesting, and the message they build.
 
+use engine::Usage;
 use proptest::prelude::*;
 
 use super::*;
-use crate::answers::Usage;
 use crate::error::ApiError;
 
 fn reply() -> Reply {
     Reply::new("msg_1".to_owned(), "m".to_owned(), 10, true)
 }
 
-fn say(text: &str) -> Part {
-    Part::Content { text: text.to_owned(), logprobs: Vec::new() }
+fn say(text: &str) -> Update {
+    Piece::Content(text.to_owned()).into()
 }
 
-fn think(text: &str) -> Part {
-    Part::Reasoning(text.to_owned())
+fn think(text: &str) -> Update {
+    Piece::Reasoning(text.to_owned()).into()
 }
 
-fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Part> {
-    let begin = Part::ToolBegin { index, id: format!("call_{index}"), name: name.to_owned() };
-    let pieces = arguments.iter().map(|&json| Part::ToolArguments { index, json: json.to_owned() });
-    std::iter::once(begin).chain(pieces).chain([Part::ToolEnd { index }]).collect()
+fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Update> {
+    let id = Some(format!("call_{index}"));
+    let begin = Piece::ToolBegin { index, id, name: name.to_owned() };
+    let more = arguments.iter().map(|&json| Piece::ToolArguments { index, json: json.to_owned() });
+    let pieces = std::iter::once(begin).chain(more).chain([Piece::ToolEnd { index }]);
+    pieces.map(Update::from).collect()
 }
 
-fn end(reason: Finish, stop_text: Option<&str>) -> Part {
+fn end(reason: Finish, stop_text: Option<&str>) -> Update {
     let usage = Usage {
         prompt_tokens: 10,
         cached_tokens: 4,
@@ -32,16 +34,16 @@ fn end(reason: Finish, stop_text: Option<&str>) -> Part {
         reasoning_tokens: 2,
         ..Usage::default()
     };
-    Part::Finished(Ending { reason, stop_text: stop_text.map(str::to_owned), usage })
+    Update::Finished(Ending { reason, stop_text: stop_text.map(str::to_owned), usage })
 }
 
-fn events(parts: Vec<Part>) -> (Vec<Event>, Value) {
-    events_of(reply(), parts)
+fn events(updates: Vec<Update>) -> (Vec<Event>, Value) {
+    events_of(reply(), updates)
 }
 
-fn events_of(mut reply: Reply, parts: Vec<Part>) -> (Vec<Event>, Value) {
+fn events_of(mut reply: Reply, updates: Vec<Update>) -> (Vec<Event>, Value) {
     let mut events = reply.begin();
-    events.extend(parts.into_iter().flat_map(|part| reply.take(part)));
+    events.extend(updates.into_iter().flat_map(|update| reply.take(update)));
     (events, reply.whole())
 }
 
@@ -61,13 +63,13 @@ fn outline(events: &[Event]) -> Vec<String> {
 }
 
 #[track_caller]
-fn check(parts: Vec<Part>, expect: &[&str], content: &Value) {
-    check_of(reply(), parts, expect, content);
+fn check(updates: Vec<Update>, expect: &[&str], content: &Value) {
+    check_of(reply(), updates, expect, content);
 }
 
 #[track_caller]
-fn check_of(reply: Reply, parts: Vec<Part>, expect: &[&str], content: &Value) {
-    let (events, whole) = events_of(reply, parts);
+fn check_of(reply: Reply, updates: Vec<Update>, expect: &[&str], content: &Value) {
+    let (events, whole) = events_of(reply, updates);
     let outline = outline(&events);
     assert_eq!(outline[..2], ["message_start", "ping"]);
     assert_eq!(outline[2..], *expect);
@@ -107,11 +109,11 @@ fn thinking_is_signed_and_closed_before_text() {
 #[test]
 fn thinking_that_nobody_wants_to_read_is_signed_all_the_same() {
     let reply = || Reply { shows_thinking: false, ..reply() };
-    let parts = vec![think("a"), think("b"), say("c"), think("d"), end(Finish::Stop, None)];
+    let updates = vec![think("a"), think("b"), say("c"), think("d"), end(Finish::Stop, None)];
     let nothing = json!({"type": "thinking", "thinking": "", "signature": "millstream"});
     check_of(
         reply(),
-        parts.clone(),
+        updates.clone(),
         &[
             "content_block_start 0 thinking",
             "content_block_delta 0 signature_delta \"millstream\"",
@@ -128,7 +130,7 @@ fn thinking_that_nobody_wants_to_read_is_signed_all_the_same() {
         &json!([nothing, {"type": "text", "text": "c"}, nothing]),
     );
     // It is counted, whoever reads it.
-    let (events, whole) = events_of(reply(), parts);
+    let (events, whole) = events_of(reply(), updates);
     assert_eq!(whole["usage"]["output_tokens_details"]["thinking_tokens"], 2);
     let begun = json!({"type": "thinking", "thinking": "", "signature": ""});
     assert_eq!(events[2].1["content_block"], begun);
@@ -136,13 +138,13 @@ fn thinking_that_nobody_wants_to_read_is_signed_all_the_same() {
 
 #[test]
 fn each_tool_is_a_block_of_its_own() {
-    let mut parts = vec![say("see")];
-    parts.extend(call(0, "f", &["{\"x\"", ": 1}"]));
-    parts.extend(call(1, "g", &[]));
-    parts.push(say("done"));
-    parts.push(end(Finish::ToolCalls, None));
+    let mut updates = vec![say("see")];
+    updates.extend(call(0, "f", &["{\"x\"", ": 1}"]));
+    updates.extend(call(1, "g", &[]));
+    updates.push(say("done"));
+    updates.push(end(Finish::ToolCalls, None));
     check(
-        parts,
+        updates,
         &[
             "content_block_start 0 text",
             "content_block_delta 0 text_delta \"see\"",
@@ -170,10 +172,11 @@ fn each_tool_is_a_block_of_its_own() {
 
 #[test]
 fn a_call_that_is_cut_off_is_closed_and_keeps_what_was_whole() {
-    let begin = Part::ToolBegin { index: 0, id: "functions.f:0".to_owned(), name: "f".to_owned() };
-    let some = Part::ToolArguments { index: 0, json: "{\"x\": [1], \"y\": \"ab".to_owned() };
+    let begin =
+        Piece::ToolBegin { index: 0, id: Some("functions.f:0".to_owned()), name: "f".to_owned() };
+    let some = Piece::ToolArguments { index: 0, json: "{\"x\": [1], \"y\": \"ab".to_owned() };
     check(
-        vec![begin, some, end(Finish::Length, None)],
+        vec![begin.into(), some.into(), end(Finish::Length, None)],
         &[
             "content_block_start 0 tool_use",
             "content_block_delta 0 input_json_delta \"{\\\"x\\\": [1], \\\"y\\\": \\\"ab\"",
@@ -238,14 +241,13 @@ fn the_wire_is_as_clients_expect() {
 #[test]
 fn a_failure_is_an_event() {
     let error = ApiError::unavailable("shutting_down", "the server is shutting down", 5);
-    let (events, _) = events(vec![say("hi"), Part::Failed(error)]);
     let last = json!({"type": "error",
                       "error": {"type": "overloaded_error", "message": "the server is shutting down"}});
-    assert_eq!(events.last(), Some(&("error", last)));
+    assert_eq!(Reply::fail(&error), ("error", last));
 }
 
-/// Parts of one kind may come cut anywhere.
-fn cut(parts: Vec<Part>, at: &[usize]) -> Vec<Part> {
+/// Updates of one kind may come cut anywhere.
+fn cut(updates: Vec<Update>, at: &[usize]) -> Vec<Update> {
     let mut at = at.iter().copied().cycle();
     let mut pieces = move |text: &str| {
         let characters: Vec<char> = text.chars().collect();
@@ -253,15 +255,17 @@ fn cut(parts: Vec<Part>, at: &[usize]) -> Vec<Part> {
         let (left, right) = characters.split_at(middle);
         [left.iter().collect::<String>(), right.iter().collect()]
     };
-    parts
+    updates
         .into_iter()
-        .flat_map(|part| match part {
-            Part::Reasoning(text) => pieces(&text).map(Part::Reasoning).to_vec(),
-            Part::Content { text, .. } => pieces(&text).map(|piece| say(&piece)).to_vec(),
-            Part::ToolArguments { index, json } => {
-                pieces(&json).map(|json| Part::ToolArguments { index, json }).to_vec()
+        .flat_map(|update| match update {
+            Update::Piece(Piece::Reasoning(text), _) => {
+                pieces(&text).map(|text| think(&text)).to_vec()
             }
-            part => vec![part],
+            Update::Piece(Piece::Content(text), _) => pieces(&text).map(|text| say(&text)).to_vec(),
+            Update::Piece(Piece::ToolArguments { index, json }, _) => {
+                pieces(&json).map(|json| Piece::ToolArguments { index, json }.into()).to_vec()
+            }
+            update => vec![update],
         })
         .collect()
 }
@@ -296,17 +300,17 @@ proptest! {
         kinds in prop::collection::vec((0usize..3, "[a-zäß]{0,6}"), 0..8),
         at in prop::collection::vec(0usize..7, 1..9),
     ) {
-        let mut parts = Vec::new();
+        let mut updates = Vec::new();
         for (index, (kind, text)) in kinds.into_iter().enumerate() {
             match kind {
-                0 => parts.push(think(&text)),
-                1 => parts.push(say(&text)),
-                _ => parts.extend(call(index, "f", &[&format!("{{\"x\": {text:?}}}")])),
+                0 => updates.push(think(&text)),
+                1 => updates.push(say(&text)),
+                _ => updates.extend(call(index, "f", &[&format!("{{\"x\": {text:?}}}")])),
             }
         }
-        parts.push(end(Finish::Stop, None));
-        let (whole_events, whole) = events(parts.clone());
-        let (cut_events, cut_whole) = events(cut(parts, &at));
+        updates.push(end(Finish::Stop, None));
+        let (whole_events, whole) = events(updates.clone());
+        let (cut_events, cut_whole) = events(cut(updates, &at));
         prop_assert_eq!(&whole, &cut_whole);
         prop_assert_eq!(joined(whole_events.clone()), joined(cut_events));
         // What starts stops, in order, and nothing happens outside.

@@ -6,14 +6,15 @@
 
 use std::borrow::Cow;
 
+use engine::session::{AnswerRequest, Input};
 use grammar::Grammar;
 use serde_json::Value;
 
 use super::tools;
-use crate::ask::{Ask, Input};
 use crate::conversation::{Conversation, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
+use crate::request::read_stop;
 
 /// A line that Claude Code puts into its system prompt for Anthropic's accounts. It changes with every request,
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
@@ -48,7 +49,7 @@ pub(crate) enum Purpose {
 /// A request that was understood.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    pub(crate) ask: Ask,
+    pub(crate) request: AnswerRequest,
     /// Whether the answer is streamed.
     pub(crate) streams: bool,
     /// Whether thinking is told, or only that there was some.
@@ -85,21 +86,21 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     }
     let begun = read_begun(&conversation)?;
 
-    let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
-    ask.max_tokens = max_tokens;
-    ask.sampling.temperature = read_temperature(&fields)?;
-    ask.sampling.top_p = fields.number("top_p")?;
-    ask.sampling.top_k = fields.count("top_k")?;
-    ask.set_stop(&fields, "stop_sequences")?;
-    tools::read(&fields, &mut ask)?;
-    ask.thinking = Some(read_thinking(&fields)?);
+    let mut request = AnswerRequest::new(Input::Chat(conversation.into_messages()));
+    request.max_tokens = max_tokens;
+    request.sampling.temperature = read_temperature(&fields)?;
+    request.sampling.top_p = fields.number("top_p")?;
+    request.sampling.top_k = fields.count("top_k")?;
+    request.stop = read_stop(&fields, "stop_sequences")?;
+    tools::read(&fields, &mut request)?;
+    request.thinking = Some(read_thinking(&fields)?);
     let shows_thinking = read_display(&fields)?;
-    ask.grammar = read_format(&fields)?;
+    request.grammar = read_format(&fields)?;
     let is_short = fields.get("output_format").is_some();
     let field = if is_short { "output_format" } else { "output_config.format" };
-    field.clone_into(&mut ask.grammar_field);
+    field.clone_into(&mut request.grammar_field);
     let streams = fields.bool("stream")?.unwrap_or(false);
-    Ok(Asked { ask, streams, shows_thinking, begun })
+    Ok(Asked { request, streams, shows_thinking, begun })
 }
 
 /// A last message by the assistant that says nothing is as good as none; of all messages this one may be empty.

@@ -19,7 +19,7 @@ fn asked(body: &Value) -> Asked {
 }
 
 fn messages(asked: &Asked) -> Value {
-    match &asked.ask.input {
+    match &asked.request.input {
         Input::Chat(messages) => messages.clone().into(),
         other => panic!("not a chat: {other:?}"),
     }
@@ -140,7 +140,7 @@ fn only_a_last_message_by_the_assistant_may_be_empty() {
 
 #[test]
 fn who_asks_for_no_tokens_is_not_refused() {
-    assert_eq!(asked(&with(json!({"max_tokens": 0}))).ask.max_tokens, Some(0));
+    assert_eq!(asked(&with(json!({"max_tokens": 0}))).request.max_tokens, Some(0));
 }
 
 #[test]
@@ -254,27 +254,27 @@ fn what_claude_code_sends_is_taken() {
     }));
     let asked = asked(&body);
     assert!(asked.streams);
-    let ask = asked.ask;
+    let request = asked.request;
     assert_eq!(
-        ask.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(),
+        request.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(),
         ["Bash", "mcp__a__b"]
     );
     assert_eq!(
-        ask.tool_definitions[0]["function"]["parameters"]["properties"]["command"]["type"],
+        request.tool_definitions[0]["function"]["parameters"]["properties"]["command"]["type"],
         "string"
     );
-    assert_eq!((ask.max_tokens, ask.thinking), (Some(5), Some(true)));
-    assert_eq!(ask.stop, ["a", "b"]);
-    assert_eq!((ask.sampling.temperature, ask.sampling.top_k), (Some(1.0), Some(5)));
-    assert_eq!(ask.sampling.top_p, Some(0.5));
-    assert_eq!(ask.grammar, None);
+    assert_eq!((request.max_tokens, request.thinking), (Some(5), Some(true)));
+    assert_eq!(request.stop, ["a", "b"]);
+    assert_eq!((request.sampling.temperature, request.sampling.top_k), (Some(1.0), Some(5)));
+    assert_eq!(request.sampling.top_p, Some(0.5));
+    assert_eq!(request.grammar, None);
 }
 
 #[test]
 fn thinking_is_off_unless_asked_for() {
     #[track_caller]
     fn check(thinking: &Value, expect: bool) {
-        assert_eq!(asked(&with(json!({"thinking": thinking}))).ask.thinking, Some(expect));
+        assert_eq!(asked(&with(json!({"thinking": thinking}))).request.thinking, Some(expect));
     }
     check(&json!(null), false);
     check(&json!({"type": "disabled"}), false);
@@ -312,7 +312,7 @@ fn tools_come_and_go() {
         let user = [json!({"role": "user", "content": "q"})];
         let sent = [&user, messages, &user].concat();
         let asked = asked(&with(json!({"tools": [tool("a"), tool("b")], "messages": sent})));
-        let names: Vec<_> = asked.ask.tools.iter().map(|tool| tool.name.as_str()).collect();
+        let names: Vec<_> = asked.request.tools.iter().map(|tool| tool.name.as_str()).collect();
         assert_eq!(names, expect, "{sent:?}");
         asked
     };
@@ -347,8 +347,8 @@ fn tool_choices_are_read() {
     #[track_caller]
     fn check(choice: &Value, expect: Choice, parallel: bool) {
         let tools = json!([{"name": "f", "input_schema": {}}]);
-        let ask = asked(&with(json!({"tools": tools, "tool_choice": choice}))).ask;
-        assert_eq!((ask.tool_choice, ask.parallel_tool_calls), (expect, parallel));
+        let request = asked(&with(json!({"tools": tools, "tool_choice": choice}))).request;
+        assert_eq!((request.tool_choice, request.parallel_tool_calls), (expect, parallel));
     }
     check(&json!(null), Choice::Auto, true);
     check(&json!({"type": "auto", "disable_parallel_tool_use": true}), Choice::Auto, false);
@@ -362,14 +362,14 @@ fn a_schema_for_the_answer_is_taken_under_both_names() {
     let schema = json!({"type": "object"});
     let format = json!({"type": "json_schema", "schema": schema});
     let expect = Some(Grammar::JsonSchema(schema));
-    assert_eq!(asked(&with(json!({"output_config": {"format": format}}))).ask.grammar, expect);
-    assert_eq!(asked(&with(json!({"output_format": format}))).ask.grammar, expect);
+    assert_eq!(asked(&with(json!({"output_config": {"format": format}}))).request.grammar, expect);
+    assert_eq!(asked(&with(json!({"output_format": format}))).request.grammar, expect);
 }
 
 #[test]
 fn counting_needs_no_limit() {
     let body = json!({"messages": [{"role": "user", "content": "q"}]});
-    assert_eq!(read(&body, Purpose::Count).unwrap().ask.max_tokens, None);
+    assert_eq!(read(&body, Purpose::Count).unwrap().request.max_tokens, None);
     let error = read(&body, Purpose::Answer).unwrap_err();
     assert_eq!(
         (error.code, error.param.as_deref()),

@@ -4,11 +4,12 @@
 
 use std::collections::HashMap;
 
+use engine::session::AnswerRequest;
 use serde_json::Value;
 use text::tools::{Choice, Tool};
 
-use crate::ask::Ask;
 use crate::fields::{Fields, Result};
+use crate::request::add_tool;
 
 /// Whether a block of this kind brings or takes a tool.
 pub(super) fn is_change(kind: &str) -> bool {
@@ -16,7 +17,7 @@ pub(super) fn is_change(kind: &str) -> bool {
 }
 
 /// Reads all that a request says about tools.
-pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+pub(super) fn read(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     let mut known = Known::default();
     for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
         known.add(Fields::of(tool, format!("tools[{index}]"))?);
@@ -25,9 +26,9 @@ pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
         known.change_all(&message["content"], &format!("messages[{index}].content"))?;
     }
     for (tool, _) in known.tools.iter().filter(|(_, is_offered)| *is_offered) {
-        read_one(tool, ask)?;
+        read_one(tool, request)?;
     }
-    read_choice(fields, ask)
+    read_choice(fields, request)
 }
 
 /// Tools that were ever there.
@@ -82,7 +83,7 @@ impl<'a> Known<'a> {
     }
 }
 
-fn read_one(tool: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+fn read_one(tool: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     match tool.string("type")? {
         None | Some("custom") => {}
         Some(other) => {
@@ -99,13 +100,13 @@ fn read_one(tool: &Fields<'_>, ask: &mut Ask) -> Result<()> {
         parameters: tool.map("input_schema")?.cloned().unwrap_or_default().into(),
         is_strict: tool.bool("strict")?.unwrap_or(false),
     };
-    ask.add_tool(tool_read, &tool.path("name"))
+    add_tool(request, tool_read, &tool.path("name"))
 }
 
-fn read_choice(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+fn read_choice(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     let Some(choice) = fields.fields("tool_choice")? else { return Ok(()) };
     choice.required("type")?;
-    ask.tool_choice = match choice.string("type")?.unwrap_or_default() {
+    request.tool_choice = match choice.string("type")?.unwrap_or_default() {
         "auto" => Choice::Auto,
         "any" => Choice::Required,
         "none" => Choice::None,
@@ -119,6 +120,6 @@ fn read_choice(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
             return Err(choice.error("type", message));
         }
     };
-    ask.parallel_tool_calls = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
+    request.parallel_tool_calls = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
     Ok(())
 }

@@ -6,9 +6,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use engine::session::AnswerRequest;
 use serde_json::{Value, json};
 
-use crate::ask::Ask;
 use crate::body::Posted;
 use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
@@ -28,7 +28,7 @@ pub(crate) async fn tokenize(
     let tokens = prepare::tokens(&shared, text, add_special, share).await;
     let (tokens, share) = tokens.map_err(|error| error.renamed("messages", "content"))?;
     prepare::in_turn(&shared, size, move || {
-        let tokenizer = &model.text.tokenizer;
+        let tokenizer = &model.session.text.tokenizer;
         // As text, piece by piece: values would take some hundred bytes for each.
         let mut answer = String::from("{\"tokens\":[");
         for (index, &id) in tokens.iter().enumerate() {
@@ -57,7 +57,7 @@ pub(crate) async fn detokenize(
     let vocabulary = model.facts.vocabulary;
     let (tokens, share) = posted.read(|body| token_list(&Fields::of_body(body)?, vocabulary))?;
     let answer = prepare::in_turn(&shared, share.bytes(), move || {
-        let decoded = model.text.tokenizer.decode(&tokens, false);
+        let decoded = model.session.text.tokenizer.decode(&tokens, false);
         drop(share);
         decoded.map_err(|error| of_field("tokens", &error))
     });
@@ -69,8 +69,8 @@ pub(crate) async fn apply_template(
     State(shared): State<Arc<Shared>>,
     posted: Posted,
 ) -> Result<Json<Value>> {
-    let (ask, share) = posted.read(templated)?;
-    let (prompt, _share) = prepare::prompt(&shared, ask, share).await?;
+    let (request, share) = posted.read(templated)?;
+    let (prompt, _share) = prepare::prompt(&shared, request, share).await?;
     Ok(Json(json!({"prompt": prompt.text, "tokens": prompt.tokens.len()})))
 }
 
@@ -126,13 +126,13 @@ fn token_list(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<u32>> {
 
 /// What chat would ask, so that what is shown is what it would send; and whether an answer is opened, which chat
 /// leaves to the variables of the template.
-fn templated(body: &Value) -> Result<Ask> {
-    let mut ask = chat::read(body)?.ask;
+fn templated(body: &Value) -> Result<AnswerRequest> {
+    let mut request = chat::read(body)?.request;
     if let Some(open) = Fields::of_body(body)?.bool("add_generation_prompt")? {
-        let variable = ask.template_variables.entry("add_generation_prompt");
+        let variable = request.template_variables.entry("add_generation_prompt");
         variable.or_insert(open.into());
     }
-    Ok(ask)
+    Ok(request)
 }
 
 fn of_field(path: &str, error: &text::Error) -> ApiError {
@@ -230,7 +230,7 @@ mod tests {
             json!({"chat_template_kwargs": {"enable_thinking": false, "x": 1}}),
         ] {
             let body = with(&more);
-            let (shown, sent) = (templated(&body).unwrap(), chat::read(&body).unwrap().ask);
+            let (shown, sent) = (templated(&body).unwrap(), chat::read(&body).unwrap().request);
             assert_eq!(format!("{shown:?}"), format!("{sent:?}"));
         }
     }

@@ -122,7 +122,7 @@ fn details(facts: &Facts) -> Value {
 }
 
 fn shown(model: &Model) -> Value {
-    let (facts, text) = (&model.facts, &model.text);
+    let (facts, text) = (&model.facts, &model.session.text);
     let mut capabilities = vec!["completion"];
     if text.tools.is_some() {
         capabilities.push("tools");
@@ -134,7 +134,7 @@ fn shown(model: &Model) -> Value {
     json!({
         "modelfile": "",
         "license": "",
-        "parameters": parameters(&model.defaults),
+        "parameters": parameters(&model.session.defaults),
         "template": template,
         "details": details(facts),
         "model_info": model_info(facts),

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use engine::session::{Ending, Finish, TokenLogprob, TokenText};
 use serde_json::{Map, Value, json};
 
-use crate::answers::{Ending, Finish, TokenLogprob, TokenText, Whole};
+use crate::answers::{Whole, WholeCall};
 use crate::time::now_rfc3339;
 
 /// What stands for "never" where JSON has no infinity.
@@ -55,7 +56,7 @@ impl Reply {
     /// All in one.
     pub(super) fn whole(&self, whole: &Whole) -> Value {
         let mut calls = Calls::default();
-        let call = |call: &crate::answers::WholeCall| {
+        let call = |call: &WholeCall| {
             calls.begin(call.id.clone(), call.name.clone());
             calls.more(&call.arguments);
             calls.end()
@@ -176,7 +177,7 @@ fn seconds(seconds: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::{Usage, WholeCall};
+    use engine::Usage;
 
     fn reply(kind: Kind) -> Reply {
         Reply { kind, model: "m:latest".to_owned(), started: Instant::now() }

@@ -1,15 +1,16 @@
-//! What an Ollama client asks for, as an [`Ask`].
+//! What an Ollama client asks for, as an [`AnswerRequest`].
 
 use engine::SamplingParams;
+use engine::session::{AnswerRequest, Input, SamplingOverrides};
 use grammar::Grammar;
 use serde_json::{Map, Value};
 use text::tools::Tool;
 
-use crate::ask::{Ask, Input, Wishes};
 use crate::conversation::{Assistant, Conversation};
 use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
 use crate::ollama::schema;
+use crate::request::{add_tool, read_sampling, read_stop};
 
 /// The most likely tokens that may be asked for in place of each.
 const MOST_LOGPROBS: usize = 20;
@@ -25,7 +26,7 @@ pub(super) struct Wanted {
     /// Whether lines are to come as they are ready.
     pub(super) stream: bool,
     /// `None` if nothing is asked but that the model be there, or be gone.
-    pub(super) ask: Option<Ask>,
+    pub(super) request: Option<AnswerRequest>,
     /// What the assistant has said of its answer already.
     pub(super) begun: Option<String>,
     /// Whether the model may go when this is done.
@@ -38,16 +39,16 @@ pub(super) fn chat(fields: &Fields<'_>) -> Result<Wanted> {
     let conversation = conversation(fields, messages)?;
     let begun = conversation.last_assistant().and_then(Assistant::said_only);
     let begun = begun.filter(|text| !text.is_empty()).map(str::to_owned);
-    let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
+    let mut request = AnswerRequest::new(Input::Chat(conversation.into_messages()));
     for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
         let path = format!("{}[{index}]", fields.path("tools"));
         Fields::of(tool, path.as_str())?;
         let mut tool =
             Tool::from_json(tool).map_err(|error| ApiError::field(path.as_str(), chain(&error)))?;
         tool.parameters = in_usual_order(tool.parameters);
-        ask.add_tool(tool, &path)?;
+        add_tool(&mut request, tool, &path)?;
     }
-    Ok(Wanted { begun, ..wanted(fields, ask, messages.is_empty())? })
+    Ok(Wanted { begun, ..wanted(fields, request, messages.is_empty())? })
 }
 
 /// The keys of a schema in the order that most people write them and models have read them in: Ollama's
@@ -90,28 +91,28 @@ pub(super) fn generate(fields: &Fields<'_>) -> Result<Wanted> {
         conversation.asked(prompt);
         Input::Chat(conversation.into_messages())
     };
-    wanted(fields, Ask { is_raw, ..Ask::new(input) }, prompt.is_empty())
+    wanted(fields, AnswerRequest { is_raw, ..AnswerRequest::new(input) }, prompt.is_empty())
 }
 
 /// The fields that both have.
-fn wanted(fields: &Fields<'_>, mut ask: Ask, is_empty: bool) -> Result<Wanted> {
+fn wanted(fields: &Fields<'_>, mut request: AnswerRequest, is_empty: bool) -> Result<Wanted> {
     if let Some(options) = fields.fields("options")? {
-        ask.sampling = wishes(&options)?;
-        ask.max_tokens = most_tokens(&options)?;
-        ask.set_stop(&options, "stop")?;
+        request.sampling = sampling(&options)?;
+        request.max_tokens = most_tokens(&options)?;
+        request.stop = read_stop(&options, "stop")?;
     }
-    ask.grammar = format(fields)?;
-    ask.grammar_field = fields.path("format");
-    think(fields, &mut ask)?;
+    request.grammar = format(fields)?;
+    request.grammar_field = fields.path("format");
+    think(fields, &mut request)?;
     let top = fields.count("top_logprobs")?.unwrap_or(0);
     if top > MOST_LOGPROBS {
         return Err(fields.error("top_logprobs", format!("at most {MOST_LOGPROBS}, got {top}")));
     }
-    ask.sampling.logprobs = (fields.bool("logprobs")? == Some(true)).then_some(top);
+    request.sampling.logprobs = (fields.bool("logprobs")? == Some(true)).then_some(top);
     Ok(Wanted {
         model: name(fields)?,
         stream: fields.bool("stream")?.unwrap_or(true),
-        ask: (!is_empty).then_some(ask),
+        request: (!is_empty).then_some(request),
         begun: None,
         unloads: unloads(fields)?,
     })
@@ -163,23 +164,23 @@ fn is_duration(text: &str) -> bool {
     }
 }
 
-fn wishes(options: &Fields<'_>) -> Result<Wishes> {
-    let mut wishes = Wishes::read(options)?;
+fn sampling(options: &Fields<'_>) -> Result<SamplingOverrides> {
+    let mut sampling = read_sampling(options)?;
     let penalty = options.number("repeat_penalty")?;
-    wishes.repetition_penalty = penalty.or(wishes.repetition_penalty);
-    wishes.temperature = wishes.temperature.map(|value| value.min(HIGHEST_TEMPERATURE));
+    sampling.repetition_penalty = penalty.or(sampling.repetition_penalty);
+    sampling.temperature = sampling.temperature.map(|value| value.min(HIGHEST_TEMPERATURE));
     // -1 is how Ollama says "any".
     if options.get("seed").and_then(Value::as_f64).is_some_and(|seed| seed < 0.0) {
-        wishes.seed = None;
+        sampling.seed = None;
     }
     // Here, where the options' own names are known, and so also in a request that asks for nothing.
-    wishes.over(&SamplingParams::default(), 0, 0).validate().map_err(|error| {
+    sampling.over(&SamplingParams::default()).validate().map_err(|error| {
         let error = ApiError::from(error);
         let Some(field) = error.param.clone() else { return error };
         let is_renamed = field == "repetition_penalty" && penalty.is_some();
         error.renamed(&field, &options.path(if is_renamed { "repeat_penalty" } else { &field }))
     })?;
-    Ok(wishes)
+    Ok(sampling)
 }
 
 /// -1 and -2 are how Ollama says "until the context is full", and 0 comes to the same.
@@ -204,15 +205,15 @@ fn format(fields: &Fields<'_>) -> Result<Option<Grammar>> {
     }
 }
 
-fn think(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+fn think(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     match fields.get("think") {
         None => {}
-        Some(Value::Bool(on)) => ask.thinking = Some(*on),
+        Some(Value::Bool(on)) => request.thinking = Some(*on),
         Some(Value::String(level))
             if ["low", "medium", "high", "max"].contains(&level.as_str()) =>
         {
-            ask.thinking = Some(true);
-            ask.template_variables.insert("reasoning_effort".to_owned(), level.as_str().into());
+            request.thinking = Some(true);
+            request.template_variables.insert("reasoning_effort".to_owned(), level.as_str().into());
         }
         Some(Value::String(level)) => {
             let message = format!("must be true, false, low, medium, high or max, got {level:?}");

@@ -7,8 +7,8 @@ fn read(read: impl Fn(&Fields<'_>) -> Result<Wanted>, body: &Value) -> Result<Wa
     read(&Fields::of_body(body).unwrap())
 }
 
-fn messages(ask: Option<Ask>) -> Value {
-    match ask.unwrap().input {
+fn messages(request: Option<AnswerRequest>) -> Value {
+    match request.unwrap().input {
         Input::Chat(messages) => messages.into(),
         other => panic!("{other:?}"),
     }
@@ -31,8 +31,8 @@ fn options_are_read_where_ollama_has_them() {
     });
     let wanted = read(chat, &body).unwrap();
     assert_eq!((wanted.model.as_deref(), wanted.stream), (Some("m"), false));
-    let ask = wanted.ask.unwrap();
-    let expect = Wishes {
+    let request = wanted.request.unwrap();
+    let expect = SamplingOverrides {
         temperature: Some(0.5),
         top_k: Some(3),
         top_p: Some(0.9),
@@ -42,38 +42,38 @@ fn options_are_read_where_ollama_has_them() {
         frequency_penalty: Some(0.3),
         seed: Some(7),
         logprobs: Some(2),
-        ..Wishes::default()
+        ..SamplingOverrides::default()
     };
-    assert_eq!(ask.sampling, expect);
-    assert_eq!((ask.max_tokens, ask.stop), (Some(20), vec!["x".to_owned()]));
-    assert_eq!(ask.thinking, Some(true));
-    assert_eq!(ask.template_variables["reasoning_effort"], "high");
+    assert_eq!(request.sampling, expect);
+    assert_eq!((request.max_tokens, request.stop), (Some(20), vec!["x".to_owned()]));
+    assert_eq!(request.thinking, Some(true));
+    assert_eq!(request.template_variables["reasoning_effort"], "high");
 }
 
 #[test]
 fn what_means_any_or_none_is_absent() {
     for (number, expect) in [(-1, None), (-2, None), (0, None), (5, Some(5))] {
         let body = json!({"prompt": "x", "options": {"num_predict": number, "seed": -1}});
-        let ask = read(generate, &body).unwrap().ask.unwrap();
+        let request = read(generate, &body).unwrap().request.unwrap();
         assert_eq!(
-            (ask.max_tokens, ask.sampling.seed, ask.sampling.logprobs),
+            (request.max_tokens, request.sampling.seed, request.sampling.logprobs),
             (expect, None, None)
         );
     }
     assert!(read(generate, &json!({"prompt": "x"})).unwrap().stream);
     // Only that the model be there.
-    assert!(read(generate, &json!({"model": "m"})).unwrap().ask.is_none());
-    assert!(read(generate, &json!({"prompt": ""})).unwrap().ask.is_none());
-    assert!(read(chat, &json!({"messages": []})).unwrap().ask.is_none());
-    assert!(read(chat, &json!({})).unwrap().ask.is_none());
+    assert!(read(generate, &json!({"model": "m"})).unwrap().request.is_none());
+    assert!(read(generate, &json!({"prompt": ""})).unwrap().request.is_none());
+    assert!(read(chat, &json!({"messages": []})).unwrap().request.is_none());
+    assert!(read(chat, &json!({})).unwrap().request.is_none());
 }
 
 #[test]
 fn formats() {
     #[track_caller]
     fn check(format: &Value, expect: Option<&Grammar>) {
-        let ask = read(generate, &json!({"prompt": "x", "format": format})).unwrap().ask;
-        assert_eq!(ask.unwrap().grammar.as_ref(), expect);
+        let request = read(generate, &json!({"prompt": "x", "format": format})).unwrap().request;
+        assert_eq!(request.unwrap().grammar.as_ref(), expect);
     }
     check(&json!(null), None);
     check(&json!(""), None);
@@ -92,10 +92,10 @@ fn a_prompt_is_a_turn_of_the_user_unless_it_is_raw() {
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]);
-    assert_eq!(messages(read(generate, &body).unwrap().ask), expect);
+    assert_eq!(messages(read(generate, &body).unwrap().request), expect);
     let body = json!({"prompt": "hi", "system": "be brief", "raw": true});
-    let ask = read(generate, &body).unwrap().ask.unwrap();
-    assert!(ask.is_raw && matches!(ask.input, Input::Text(text) if text == "hi"));
+    let request = read(generate, &body).unwrap().request.unwrap();
+    assert!(request.is_raw && matches!(request.input, Input::Text(text) if text == "hi"));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn results_find_their_calls() {
         {"role": "tool", "tool_call_id": "call_0", "content": "1", "name": "f"},
         {"role": "tool", "tool_call_id": "call_unknown", "content": "?"},
     ]);
-    assert_eq!(messages(read(chat, &body).unwrap().ask), expect);
+    assert_eq!(messages(read(chat, &body).unwrap().request), expect);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn who_keeps_the_model_for_no_time_unloads_it() {
     #[track_caller]
     fn check(keep_alive: &Value, expect: bool) {
         let wanted = read(generate, &json!({"keep_alive": keep_alive})).unwrap();
-        assert_eq!((wanted.ask.is_none(), wanted.unloads), (true, expect));
+        assert_eq!((wanted.request.is_none(), wanted.unloads), (true, expect));
     }
     for zero in [json!(0), json!(0.0), json!("0"), json!("0s"), json!("0h0m0s")] {
         check(&zero, true);
@@ -176,21 +176,27 @@ fn a_time_to_keep_the_model_is_a_number_or_a_duration() {
 
 #[test]
 fn levels_of_thinking_reach_the_template() {
-    let ask = read(generate, &json!({"prompt": "x", "think": "max"})).unwrap().ask.unwrap();
-    assert_eq!(ask.thinking, Some(true));
-    assert_eq!(ask.template_variables["reasoning_effort"], "max");
+    let request = read(generate, &json!({"prompt": "x", "think": "max"})).unwrap().request.unwrap();
+    assert_eq!(request.thinking, Some(true));
+    assert_eq!(request.template_variables["reasoning_effort"], "max");
 }
 
 #[test]
 fn numbers_are_taken_as_ollama_takes_them() {
     #[track_caller]
-    fn check(options: &Value, expect: &Wishes) {
+    fn check(options: &Value, expect: &SamplingOverrides) {
         let wanted = read(generate, &json!({"prompt": "x", "options": options})).unwrap();
-        assert_eq!(wanted.ask.unwrap().sampling, *expect);
+        assert_eq!(wanted.request.unwrap().sampling, *expect);
     }
-    check(&json!({"seed": 4.0}), &Wishes { seed: Some(4), ..Wishes::default() });
-    check(&json!({"seed": -1.0}), &Wishes::default());
-    check(&json!({"temperature": 2.5}), &Wishes { temperature: Some(2.0), ..Wishes::default() });
+    check(
+        &json!({"seed": 4.0}),
+        &SamplingOverrides { seed: Some(4), ..SamplingOverrides::default() },
+    );
+    check(&json!({"seed": -1.0}), &SamplingOverrides::default());
+    check(
+        &json!({"temperature": 2.5}),
+        &SamplingOverrides { temperature: Some(2.0), ..SamplingOverrides::default() },
+    );
 }
 
 #[test]
@@ -200,10 +206,10 @@ fn tools_are_offered() {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {
             "$defs": {}, "required": ["x"], "properties": {"x": {}}, "type": "object"}}}],
     });
-    let ask = read(chat, &body).unwrap().ask.unwrap();
-    assert_eq!(ask.tools[0].name, "f");
+    let request = read(chat, &body).unwrap().request.unwrap();
+    assert_eq!(request.tools[0].name, "f");
     let expect = r#"{"type":"object","properties":{"x":{}},"required":["x"],"$defs":{}}"#;
-    assert_eq!(ask.tool_definitions[0]["function"]["parameters"].to_string(), expect);
+    assert_eq!(request.tool_definitions[0]["function"]["parameters"].to_string(), expect);
 }
 
 #[test]

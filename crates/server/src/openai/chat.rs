@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`.
 //!
-//! [`read`] turns a body into an ask; [`Shape`] turns what comes back into choices, whole or in deltas.
+//! [`read`] turns a body into a request; [`Shape`] turns what comes back into choices, whole or in deltas.
 //! Unknown fields are ignored, and so is the model's name: the model that is loaded answers.
 
 use std::sync::Arc;
@@ -9,18 +9,20 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use engine::session::{AnswerRequest, Finish, Input, TokenLogprob, Update};
 use serde_json::{Value, json};
+use text::Piece;
 
 use super::{
     Head, Streaming, check_names, effort, finish_word, format, logprobs_json, messages, tools,
     total,
 };
-use crate::answers::{Finish, Part, TokenLogprob, Whole};
-use crate::ask::{Ask, Input, Wishes};
+use crate::answers::Whole;
 use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::prepare;
+use crate::request::{call_id, read_sampling, read_stop};
 use crate::shared::Shared;
 
 /// The most alternatives to a token, as OpenAI has it.
@@ -32,7 +34,7 @@ const RESERVED_VARIABLES: [&str; 4] = ["messages", "tools", "bos_token", "eos_to
 /// A request as it was read.
 #[derive(Debug)]
 pub(crate) struct Chat {
-    pub(crate) ask: Ask,
+    pub(crate) request: AnswerRequest,
     streaming: Option<Streaming>,
     shape: Shape,
 }
@@ -52,9 +54,9 @@ pub(crate) async fn complete(
     headers: HeaderMap,
     posted: Posted,
 ) -> Result<Response> {
-    let (Chat { ask, streaming, shape }, share) = posted.read(read)?;
-    let choices = ask.choices;
-    let answers = prepare::begin(&shared, ask, share).await?;
+    let (Chat { request, streaming, shape }, share) = posted.read(read)?;
+    let choices = request.choices;
+    let answers = prepare::begin(&shared, request, share).await?;
     let model = &shared.model()?.name;
     let Some(streaming) = streaming else {
         let head = Head::new("chatcmpl-", "chat.completion", model);
@@ -63,7 +65,7 @@ pub(crate) async fn complete(
     };
     let head = Head::new("chatcmpl-", "chat.completion.chunk", model);
     let opening = (0..choices).map(opening).collect();
-    let choice_of = move |index, part: &Part| shape.choice(index, part);
+    let choice_of = move |index, update: &Update| shape.choice(index, update);
     Ok(super::stream(&shared, &headers, head, streaming, answers, choices, opening, choice_of))
 }
 
@@ -71,20 +73,20 @@ pub(crate) async fn complete(
 pub(crate) fn read(body: &Value) -> Result<Chat> {
     let fields = Fields::of_body(body)?;
     check_names(&fields)?;
-    let mut ask = Ask::new(Input::Chat(messages::read(&fields)?));
-    ask.max_tokens = max_tokens(&fields)?;
-    ask.choices = fields.count("n")?.unwrap_or(1);
-    ask.set_stop(&fields, "stop")?;
-    ask.sampling = Wishes::read(&fields)?;
-    ask.sampling.logprobs = top_logprobs(&fields)?;
+    let mut request = AnswerRequest::new(Input::Chat(messages::read(&fields)?));
+    request.max_tokens = max_tokens(&fields)?;
+    request.choices = fields.count("n")?.unwrap_or(1);
+    request.stop = read_stop(&fields, "stop")?;
+    request.sampling = read_sampling(&fields)?;
+    request.sampling.logprobs = top_logprobs(&fields)?;
     let shape = Shape {
-        logprobs: ask.sampling.logprobs.is_some(),
-        is_older: tools::read(&fields, &mut ask)?,
+        logprobs: request.sampling.logprobs.is_some(),
+        is_older: tools::read(&fields, &mut request)?,
     };
-    format::read(&fields, &mut ask)?;
-    read_thinking(&fields, &mut ask)?;
+    format::read(&fields, &mut request)?;
+    read_thinking(&fields, &mut request)?;
     let streaming = Streaming::read(&fields)?;
-    Ok(Chat { ask, streaming, shape })
+    Ok(Chat { request, streaming, shape })
 }
 
 /// The newer name wins.
@@ -115,18 +117,18 @@ fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>> {
 }
 
 /// Whether and how much to think, from the vaguest wish to the most exact one.
-fn read_thinking(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-    effort::read(fields, "reasoning_effort", ask)?;
+fn read_thinking(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
+    effort::read(fields, "reasoning_effort", request)?;
     if let Some(thinking) = fields.bool("enable_thinking")? {
-        ask.thinking = Some(thinking);
+        request.thinking = Some(thinking);
     }
     if let Some(variables) = fields.map("chat_template_kwargs")? {
-        ask.template_variables.extend(variables.clone());
+        request.template_variables.extend(variables.clone());
     }
-    refuse_reserved_variables(ask)?;
-    match ask.template_variables.shift_remove("enable_thinking") {
+    refuse_reserved_variables(request)?;
+    match request.template_variables.shift_remove("enable_thinking") {
         None | Some(Value::Null) => {}
-        Some(Value::Bool(thinking)) => ask.thinking = Some(thinking),
+        Some(Value::Bool(thinking)) => request.thinking = Some(thinking),
         Some(other) => {
             return Err(wrong("chat_template_kwargs.enable_thinking", "true or false", &other));
         }
@@ -135,9 +137,9 @@ fn read_thinking(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
 }
 
 /// `null` is as good as absent here too.
-fn refuse_reserved_variables(ask: &mut Ask) -> Result<()> {
+fn refuse_reserved_variables(request: &mut AnswerRequest) -> Result<()> {
     for key in RESERVED_VARIABLES {
-        if ask.template_variables.shift_remove(key).is_some_and(|value| !value.is_null()) {
+        if request.template_variables.shift_remove(key).is_some_and(|value| !value.is_null()) {
             let message = "comes from the request or from the model and cannot be replaced";
             return Err(ApiError::field(format!("chat_template_kwargs.{key}"), message));
         }
@@ -148,7 +150,7 @@ fn refuse_reserved_variables(ask: &mut Ask) -> Result<()> {
 fn response(head: &Head, wholes: &[Whole], shape: Shape) -> Value {
     let choices = wholes.iter().enumerate().map(|(index, whole)| shape.whole(index, whole));
     let endings = wholes.iter().filter_map(|whole| whole.ending.as_ref());
-    let usages: Vec<_> = endings.map(|ending| ending.usage.clone()).collect();
+    let usages: Vec<_> = endings.map(|ending| ending.usage).collect();
     head.whole(choices.collect(), &total(&usages, wholes.len()))
 }
 
@@ -159,31 +161,32 @@ fn opening(index: usize) -> Value {
 }
 
 impl Shape {
-    /// What a part of an answer adds, if anything.
-    fn choice(self, index: usize, part: &Part) -> Option<Value> {
+    /// What an update of an answer adds, if anything.
+    fn choice(self, index: usize, update: &Update) -> Option<Value> {
         let (mut logprobs, mut finish_reason) = (Value::Null, Value::Null);
-        let delta = match part {
-            Part::Prefill { .. } | Part::ToolEnd { .. } | Part::Failed(_) => return None,
-            Part::Reasoning(text) => json!({"reasoning_content": text}),
-            Part::Content { text, logprobs: tokens } => {
+        let delta = match update {
+            Update::Prefill { .. } | Update::Piece(Piece::ToolEnd { .. }, _) => return None,
+            Update::Piece(Piece::Reasoning(text), _) => json!({"reasoning_content": text}),
+            Update::Piece(Piece::Content(text), tokens) => {
                 if text.is_empty() && (tokens.is_empty() || !self.logprobs) {
                     return None;
                 }
                 logprobs = self.logprobs(tokens);
                 json!({"content": text})
             }
-            Part::ToolBegin { index: call, id, name } => {
+            Update::Piece(Piece::ToolBegin { index: call, id, name }, _) => {
+                let id = call_id(id.clone());
                 let function = json!({"name": name, "arguments": ""});
                 let full =
                     json!({"index": call, "id": id, "type": "function", "function": function});
                 self.call(*call, &function, &full)?
             }
-            Part::ToolArguments { index: call, json } => {
+            Update::Piece(Piece::ToolArguments { index: call, json }, _) => {
                 let function = json!({"arguments": json});
                 let more = json!({"index": call, "function": function});
                 self.call(*call, &function, &more)?
             }
-            Part::Finished(ending) => {
+            Update::Finished(ending) => {
                 finish_reason = self.finish_reason(ending.reason);
                 json!({})
             }

@@ -1,5 +1,6 @@
-//! Reading chat requests, good and bad, and the chunks and answers that parts become.
+//! Reading chat requests, good and bad, and the chunks and answers that updates become.
 
+use engine::session::SamplingOverrides;
 use grammar::Grammar;
 
 use super::super::fixtures::{ending, head, logprob};
@@ -26,12 +27,12 @@ fn every_field_is_read() {
         "stream_options": {"include_usage": true}, "store": true, "unknown": [1],
     })))
     .unwrap();
-    let ask = chat.ask;
-    assert_eq!((ask.max_tokens, ask.choices), (Some(7), 2));
-    assert_eq!(ask.stop, ["a"]);
+    let request = chat.request;
+    assert_eq!((request.max_tokens, request.choices), (Some(7), 2));
+    assert_eq!(request.stop, ["a"]);
     assert_eq!(
-        ask.sampling,
-        Wishes {
+        request.sampling,
+        SamplingOverrides {
             temperature: Some(0.5),
             top_k: Some(40),
             top_p: Some(0.9),
@@ -44,11 +45,11 @@ fn every_field_is_read() {
             logprobs: Some(3),
         }
     );
-    assert_eq!(ask.grammar, Some(Grammar::JsonObject));
-    assert!(!ask.parallel_tool_calls);
-    assert_eq!(ask.thinking, Some(true));
+    assert_eq!(request.grammar, Some(Grammar::JsonObject));
+    assert!(!request.parallel_tool_calls);
+    assert_eq!(request.thinking, Some(true));
     assert_eq!(
-        Value::Object(ask.template_variables),
+        Value::Object(request.template_variables),
         json!({"reasoning_effort": "high", "style": "brief"})
     );
     assert_eq!(chat.streaming, Some(Streaming { include_usage: true }));
@@ -79,8 +80,11 @@ fn null_is_absent() {
     ];
     let nulls = keys.iter().map(|&key| (key.to_owned(), Value::Null)).collect();
     let chat = read(&body(&Value::Object(nulls))).unwrap();
-    assert_eq!((chat.ask.max_tokens, chat.ask.choices, chat.ask.thinking), (None, 1, None));
-    assert_eq!(chat.ask.sampling, Wishes::default());
+    assert_eq!(
+        (chat.request.max_tokens, chat.request.choices, chat.request.thinking),
+        (None, 1, None)
+    );
+    assert_eq!(chat.request.sampling, SamplingOverrides::default());
     assert_eq!((chat.streaming, chat.shape), (None, Shape::default()));
 }
 
@@ -88,9 +92,9 @@ fn null_is_absent() {
 fn the_most_exact_wish_about_thinking_wins() {
     #[track_caller]
     fn check(more: &Value, thinking: Option<bool>, variables: &Value) {
-        let ask = read(&body(more)).unwrap().ask;
-        assert_eq!(ask.thinking, thinking);
-        assert_eq!(Value::Object(ask.template_variables), *variables);
+        let request = read(&body(more)).unwrap().request;
+        assert_eq!(request.thinking, thinking);
+        assert_eq!(Value::Object(request.template_variables), *variables);
     }
     let none = json!({});
     check(&none, None, &none);
@@ -153,25 +157,25 @@ fn what_is_wrong_is_named() {
 }
 
 /// What is told of an answer that thinks, speaks and calls.
-fn parts() -> Vec<Part> {
+fn updates() -> Vec<Update> {
     vec![
-        Part::Prefill { done: 5, total: 10, cached: 0 },
-        Part::Reasoning("hm".to_owned()),
-        Part::Content { text: "I ask".to_owned(), logprobs: vec![logprob(b"I ask")] },
-        Part::ToolBegin { index: 0, id: "call_1".to_owned(), name: "f".to_owned() },
-        Part::ToolArguments { index: 0, json: "{\"a\":".to_owned() },
-        Part::ToolArguments { index: 0, json: "1}".to_owned() },
-        Part::ToolEnd { index: 0 },
-        Part::ToolBegin { index: 1, id: "call_2".to_owned(), name: "g".to_owned() },
-        Part::ToolArguments { index: 1, json: "{}".to_owned() },
-        Part::ToolEnd { index: 1 },
-        Part::Finished(ending(Finish::ToolCalls)),
+        Update::Prefill { done: 5, total: 10, cached: 0 },
+        Piece::Reasoning("hm".to_owned()).into(),
+        Update::Piece(Piece::Content("I ask".to_owned()), vec![logprob(b"I ask")]),
+        Piece::ToolBegin { index: 0, id: Some("call_1".to_owned()), name: "f".to_owned() }.into(),
+        Piece::ToolArguments { index: 0, json: "{\"a\":".to_owned() }.into(),
+        Piece::ToolArguments { index: 0, json: "1}".to_owned() }.into(),
+        Piece::ToolEnd { index: 0 }.into(),
+        Piece::ToolBegin { index: 1, id: Some("call_2".to_owned()), name: "g".to_owned() }.into(),
+        Piece::ToolArguments { index: 1, json: "{}".to_owned() }.into(),
+        Piece::ToolEnd { index: 1 }.into(),
+        Update::Finished(ending(Finish::ToolCalls)),
     ]
 }
 
 /// Choices without the fields that are null in all of them.
 fn deltas(shape: Shape) -> Vec<Value> {
-    let choices = parts().into_iter().filter_map(|part| shape.choice(0, &part));
+    let choices = updates().into_iter().filter_map(|update| shape.choice(0, &update));
     let choices = std::iter::once(opening(0)).chain(choices);
     choices
         .map(|mut choice| {
@@ -242,7 +246,7 @@ fn log_probabilities_travel_with_their_text() {
             }], "refusal": null},
         })
     );
-    let held_back = Part::Content { text: String::new(), logprobs: vec![logprob(b"x")] };
+    let held_back = Update::Piece(Piece::Content(String::new()), vec![logprob(b"x")]);
     assert!(Shape { logprobs: true, is_older: false }.choice(0, &held_back).is_some());
     assert!(Shape::default().choice(0, &held_back).is_none());
 }

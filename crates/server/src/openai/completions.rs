@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: text goes on as it is, without a template.
 //!
-//! Nothing is read into the answer either: no thinking, no tool calls. Several prompts are several asks of
+//! Nothing is read into the answer either: no thinking, no tool calls. Several prompts are several requests of
 //! one response; choices are numbered through, prompt by prompt.
 
 use std::borrow::Cow;
@@ -10,15 +10,18 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use engine::Usage;
+use engine::session::{AnswerRequest, Input, TokenLogprob, TokenText, Update};
 use serde_json::{Map, Value, json};
+use text::Piece;
 
 use super::{Head, Streaming, check_names, finish_word, finite, format, total};
-use crate::answers::{Part, TokenLogprob, TokenText, Usage, Whole};
-use crate::ask::{Ask, Input, MOST_CHOICES, Wishes};
+use crate::answers::Whole;
 use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::prepare;
+use crate::request::{MOST_CHOICES, read_sampling, read_stop};
 use crate::shared::Shared;
 
 /// The longest answer if the client does not say, as OpenAI has it.
@@ -31,7 +34,7 @@ const OBJECT: &str = "text_completion";
 #[derive(Debug)]
 struct Completion {
     /// One a prompt, each with as many choices.
-    asks: Vec<Ask>,
+    requests: Vec<AnswerRequest>,
     /// Whether answers begin with their prompt.
     echo: bool,
     streaming: Option<Streaming>,
@@ -43,16 +46,19 @@ pub(crate) async fn complete(
     headers: HeaderMap,
     posted: Posted,
 ) -> Result<Response> {
-    let (Completion { asks, echo, streaming }, share) = posted.read(read)?;
-    let choices = asks.first().map_or(1, |ask| ask.choices);
-    let has_logprobs = asks.first().is_some_and(|ask| ask.sampling.logprobs.is_some());
-    let echoed: Vec<Input> =
-        if echo { asks.iter().map(|ask| ask.input.clone()).collect() } else { Vec::new() };
-    let answers = prepare::begin_all(&shared, asks, share).await.map_err(about_prompt)?;
+    let (Completion { requests, echo, streaming }, share) = posted.read(read)?;
+    let choices = requests.first().map_or(1, |request| request.choices);
+    let has_logprobs = requests.first().is_some_and(|request| request.sampling.logprobs.is_some());
+    let echoed: Vec<Input> = if echo {
+        requests.iter().map(|request| request.input.clone()).collect()
+    } else {
+        Vec::new()
+    };
+    let answers = prepare::begin_all(&shared, requests, share).await.map_err(about_prompt)?;
     let model = shared.model()?;
     // They were judged above, so that these are tokens of the model and not too many.
     let echoed = echoed.into_iter().map(|input| match input {
-        Input::Tokens(tokens) => Ok(model.text.tokenizer.decode(&tokens, false)?),
+        Input::Tokens(tokens) => Ok(model.session.text.tokenizer.decode(&tokens, false)?),
         Input::Text(text) => Ok(text),
         Input::Chat(_) => Ok(String::new()),
     });
@@ -67,7 +73,7 @@ pub(crate) async fn complete(
     let echoes = echoed.iter().flat_map(|text| std::iter::repeat_n(text, choices)).enumerate();
     let opening = echoes.map(|(index, text)| choice(index, text, &Value::Null, None));
     let opening = opening.collect();
-    let choice_of = move |index, part: &Part| writer.choice(index, part);
+    let choice_of = move |index, update: &Update| writer.choice(index, update);
     Ok(super::stream(&shared, &headers, head, streaming, answers, choices, opening, choice_of))
 }
 
@@ -99,27 +105,27 @@ fn read(body: &Value) -> Result<Completion> {
         let message = "is not supported with `echo`: the prompt's tokens have no log-probabilities";
         return Err(fields.error("logprobs", message));
     }
-    let read = |input| read_ask(&fields, input, choices);
-    let asks = inputs.into_iter().map(read).collect::<Result<_>>()?;
-    Ok(Completion { asks, echo, streaming: Streaming::read(&fields)? })
+    let read = |input| read_request(&fields, input, choices);
+    let requests = inputs.into_iter().map(read).collect::<Result<_>>()?;
+    Ok(Completion { requests, echo, streaming: Streaming::read(&fields)? })
 }
 
-fn read_ask(fields: &Fields<'_>, input: Input, choices: usize) -> Result<Ask> {
-    let mut ask = Ask::new(input);
-    ask.is_raw = true;
-    ask.choices = choices;
-    ask.max_tokens = Some(match fields.count("max_tokens")? {
+fn read_request(fields: &Fields<'_>, input: Input, choices: usize) -> Result<AnswerRequest> {
+    let mut request = AnswerRequest::new(input);
+    request.is_raw = true;
+    request.choices = choices;
+    request.max_tokens = Some(match fields.count("max_tokens")? {
         Some(0) => return Err(fields.error("max_tokens", "must be at least 1, got 0")),
         most => most.unwrap_or(DEFAULT_MAX_TOKENS),
     });
-    ask.set_stop(fields, "stop")?;
-    ask.sampling = Wishes::read(fields)?;
-    ask.sampling.logprobs = fields.count("logprobs")?;
-    if let Some(top) = ask.sampling.logprobs.filter(|&top| top > MOST_LOGPROBS) {
+    request.stop = read_stop(fields, "stop")?;
+    request.sampling = read_sampling(fields)?;
+    request.sampling.logprobs = fields.count("logprobs")?;
+    if let Some(top) = request.sampling.logprobs.filter(|&top| top > MOST_LOGPROBS) {
         return Err(fields.error("logprobs", format!("must be 0 to {MOST_LOGPROBS}, got {top}")));
     }
-    format::read(fields, &mut ask)?;
-    Ok(ask)
+    format::read(fields, &mut request)?;
+    Ok(request)
 }
 
 /// A text, several, tokens, or several lists of them.
@@ -172,7 +178,7 @@ fn response(
 ) -> Value {
     let usages: Vec<Usage> = wholes
         .iter()
-        .map(|whole| whole.ending.as_ref().map(|e| e.usage.clone()).unwrap_or_default())
+        .map(|whole| whole.ending.as_ref().map(|ending| ending.usage).unwrap_or_default())
         .collect();
     let write = |(index, whole): (usize, &Whole)| {
         let echo = echoed.get(index / choices.max(1)).map_or("", String::as_str);
@@ -187,7 +193,7 @@ fn choice(index: usize, text: &str, logprobs: &Value, finish_reason: Option<&str
     json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
 }
 
-/// Turns parts into choices; it counts characters, for each token comes with its offset.
+/// Turns updates into choices; it counts characters, for each token comes with its offset.
 #[derive(Debug)]
 struct Writer {
     has_logprobs: bool,
@@ -200,19 +206,19 @@ impl Writer {
         Writer { has_logprobs, offsets: vec![0; choices] }
     }
 
-    /// What a part of an answer adds, if anything.
-    fn choice(&mut self, index: usize, part: &Part) -> Option<Value> {
-        match part {
-            Part::Content { text, logprobs } => {
+    /// What an update of an answer adds, if anything.
+    fn choice(&mut self, index: usize, update: &Update) -> Option<Value> {
+        match update {
+            Update::Piece(Piece::Content(text), logprobs) => {
                 if text.is_empty() && (logprobs.is_empty() || !self.has_logprobs) {
                     return None;
                 }
                 Some(choice(index, text, &self.logprobs(index, logprobs), None))
             }
-            Part::Finished(ending) => {
+            Update::Finished(ending) => {
                 Some(choice(index, "", &Value::Null, Some(finish_word(ending.reason))))
             }
-            // The listener of a raw prompt hears nothing but content.
+            // The answer to a raw prompt is nothing but content.
             _ => None,
         }
     }
@@ -259,7 +265,7 @@ fn shown(token: &TokenText) -> Cow<'_, str> {
 mod tests {
     use super::super::fixtures::{ending, head, logprob, token, usage};
     use super::*;
-    use crate::answers::{Ending, Finish};
+    use engine::session::{Ending, Finish};
 
     #[test]
     fn prompts_are_text_or_tokens() {
@@ -267,7 +273,7 @@ mod tests {
         fn check(prompt: &Value, expect: &str) {
             let body = json!({"prompt": prompt});
             let inputs: Vec<Input> =
-                read(&body).unwrap().asks.into_iter().map(|ask| ask.input).collect();
+                read(&body).unwrap().requests.into_iter().map(|request| request.input).collect();
             assert_eq!(format!("{inputs:?}"), expect);
         }
         check(&json!("a"), "[Text(\"a\")]");
@@ -283,16 +289,16 @@ mod tests {
             "prompt": ["a", "b"], "n": 3, "best_of": 3, "stop": "x", "logprobs": 2, "seed": 4,
             "suffix": "", "temperature": 0, "stream": true, "guided_regex": "a",
         });
-        let Completion { asks, echo, streaming } = read(&body).unwrap();
-        assert_eq!(asks.len(), 2);
+        let Completion { requests, echo, streaming } = read(&body).unwrap();
+        assert_eq!(requests.len(), 2);
         assert!(!echo);
         assert_eq!(streaming, Some(Streaming { include_usage: false }));
-        for ask in &asks {
-            assert_eq!((ask.choices, ask.max_tokens), (3, Some(DEFAULT_MAX_TOKENS)));
-            assert_eq!(ask.stop, ["x"]);
-            assert_eq!((ask.sampling.logprobs, ask.sampling.seed), (Some(2), Some(4)));
-            assert_eq!(ask.sampling.temperature, Some(0.0));
-            assert!(ask.grammar.is_some());
+        for request in &requests {
+            assert_eq!((request.choices, request.max_tokens), (3, Some(DEFAULT_MAX_TOKENS)));
+            assert_eq!(request.stop, ["x"]);
+            assert_eq!((request.sampling.logprobs, request.sampling.seed), (Some(2), Some(4)));
+            assert_eq!(request.sampling.temperature, Some(0.0));
+            assert!(request.grammar.is_some());
         }
     }
 
@@ -342,18 +348,18 @@ mod tests {
     #[test]
     fn parts_become_choices() {
         let mut writer = Writer::new(false, 2);
-        let content = Part::Content { text: "a".to_owned(), logprobs: Vec::new() };
+        let content = Update::from(Piece::Content("a".to_owned()));
         assert_eq!(
             writer.choice(1, &content),
             Some(json!({"index": 1, "text": "a", "logprobs": null, "finish_reason": null}))
         );
         assert_eq!(
-            writer.choice(1, &Part::Finished(ending(Finish::Length))),
+            writer.choice(1, &Update::Finished(ending(Finish::Length))),
             Some(json!({"index": 1, "text": "", "logprobs": null, "finish_reason": "length"}))
         );
-        let nothing = Part::Content { text: String::new(), logprobs: Vec::new() };
+        let nothing = Update::from(Piece::Content(String::new()));
         assert_eq!(writer.choice(0, &nothing), None);
-        assert_eq!(writer.choice(0, &Part::Prefill { done: 1, total: 2, cached: 0 }), None);
+        assert_eq!(writer.choice(0, &Update::Prefill { done: 1, total: 2, cached: 0 }), None);
     }
 
     #[test]

@@ -2,22 +2,23 @@
 //!
 //! It decides whether the model thinks at all, and templates that know more see the word itself.
 
-use crate::ask::Ask;
+use engine::session::AnswerRequest;
+
 use crate::fields::{Fields, Result};
 
-/// Takes the effort over into the ask. What is said later holds.
-pub(super) fn read(fields: &Fields<'_>, key: &str, ask: &mut Ask) -> Result<()> {
+/// Takes the effort over into the request. What is said later holds.
+pub(super) fn read(fields: &Fields<'_>, key: &str, request: &mut AnswerRequest) -> Result<()> {
     match fields.string(key)? {
         // Some services have a word for the model's own way.
         None | Some("default") => {}
         Some("none" | "minimal") => {
-            ask.thinking = Some(false);
-            ask.template_variables.shift_remove("reasoning_effort");
+            request.thinking = Some(false);
+            request.template_variables.shift_remove("reasoning_effort");
         }
-        // Who wants effort wants thinking.
+        // Effort needs thinking.
         Some(effort @ ("low" | "medium" | "high" | "xhigh" | "max")) => {
-            ask.thinking = Some(true);
-            ask.template_variables.insert("reasoning_effort".to_owned(), effort.into());
+            request.thinking = Some(true);
+            request.template_variables.insert("reasoning_effort".to_owned(), effort.into());
         }
         Some(other) => {
             let message = format!(
@@ -33,23 +34,23 @@ pub(super) fn read(fields: &Fields<'_>, key: &str, ask: &mut Ask) -> Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ask::Input;
+    use engine::session::Input;
     use serde_json::{Value, json};
 
-    fn read_alone(effort: &Value) -> Result<Ask> {
-        let mut ask = Ask::new(Input::Chat(Vec::new()));
+    fn read_alone(effort: &Value) -> Result<AnswerRequest> {
+        let mut request = AnswerRequest::new(Input::Chat(Vec::new()));
         let body = json!({"effort": effort});
-        read(&Fields::of_body(&body).unwrap(), "effort", &mut ask)?;
-        Ok(ask)
+        read(&Fields::of_body(&body).unwrap(), "effort", &mut request)?;
+        Ok(request)
     }
 
     #[test]
     fn effort_decides_about_thinking() {
         #[track_caller]
         fn check(effort: &Value, thinking: Option<bool>, variables: &Value) {
-            let ask = read_alone(effort).unwrap();
-            assert_eq!(ask.thinking, thinking);
-            assert_eq!(Value::Object(ask.template_variables), *variables);
+            let request = read_alone(effort).unwrap();
+            assert_eq!(request.thinking, thinking);
+            assert_eq!(Value::Object(request.template_variables), *variables);
         }
         check(&json!(null), None, &json!({}));
         check(&json!("default"), None, &json!({}));

@@ -1,9 +1,9 @@
 //! Reading what an answer must look like: `response_format`, and what other servers call by other names.
 
+use engine::session::AnswerRequest;
 use grammar::Grammar;
 use serde_json::{Map, Value};
 
-use crate::ask::Ask;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 
@@ -16,7 +16,7 @@ const GUIDES: [(&str, &str); 4] = [
 ];
 
 /// The grammar of an answer, if it has to follow one.
-pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+pub(super) fn read(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     let mut found: Option<(String, Grammar)> = None;
     let mut keep = |path: String, grammar: Grammar| match &found {
         Some((first, _)) => {
@@ -43,7 +43,7 @@ pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
         }
     }
     if let Some((field, grammar)) = found {
-        (ask.grammar_field, ask.grammar) = (field, Some(grammar));
+        (request.grammar_field, request.grammar) = (field, Some(grammar));
     }
     Ok(())
 }
@@ -123,13 +123,13 @@ fn one_of(fields: &Fields<'_>, key: &str) -> Result<Grammar> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ask::Input;
+    use engine::session::Input;
     use serde_json::json;
 
-    fn read_alone(body: &Value) -> Result<Ask> {
-        let mut ask = Ask::new(Input::Tokens(Vec::new()));
-        read(&Fields::of_body(body).unwrap(), &mut ask)?;
-        Ok(ask)
+    fn read_alone(body: &Value) -> Result<AnswerRequest> {
+        let mut request = AnswerRequest::new(Input::Tokens(Vec::new()));
+        read(&Fields::of_body(body).unwrap(), &mut request)?;
+        Ok(request)
     }
 
     #[track_caller]

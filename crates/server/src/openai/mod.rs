@@ -1,7 +1,7 @@
 //! OpenAI's dialect: chat, raw completions, responses, models.
 //!
 //! What these share is here: the head of a response, usage and timings, tokens with their
-//! log-probabilities, and the loop that streams chunks. Which chunk a part of an answer becomes is a pure
+//! log-probabilities, and the loop that streams chunks. Which chunk an update of an answer becomes is a pure
 //! function in the file of each path, so that it can be tested without a server.
 
 pub(crate) mod chat;
@@ -17,12 +17,14 @@ use std::time::SystemTime;
 
 use axum::http::HeaderMap;
 use axum::response::Response;
+use engine::Usage;
+use engine::session::{Finish, TokenLogprob, TokenText, Update};
 use serde_json::{Map, Value, json};
 
-use crate::answers::{Answers, Finish, Part, TokenLogprob, TokenText, Usage};
-use crate::ask::identifier;
+use crate::answers::Answers;
 use crate::error::ErrorShape;
 use crate::fields::{Fields, Result};
+use crate::request::identifier;
 use crate::shared::Shared;
 use crate::time::unix_seconds;
 use crate::wire::{self, Framing, KeepAlive};
@@ -116,7 +118,7 @@ impl Streaming {
     }
 }
 
-/// Streams answers. `opening` are choices that are sent at once; `choice_of` says what a part becomes;
+/// Streams answers. `opening` are choices that are sent at once; `choice_of` says what an update becomes;
 /// every `group` answers share a prompt.
 fn stream(
     shared: &Shared,
@@ -126,7 +128,7 @@ fn stream(
     mut answers: Answers,
     group: usize,
     opening: Vec<Value>,
-    mut choice_of: impl FnMut(usize, &Part) -> Option<Value> + Send + 'static,
+    mut choice_of: impl FnMut(usize, &Update) -> Option<Value> + Send + 'static,
 ) -> Response {
     let shows_progress = wants_progress(headers);
     let keep_alive =
@@ -136,24 +138,27 @@ fn stream(
             wire.text(&streaming.chunk(&head, &choice));
         }
         let mut usages = vec![Usage::default(); answers.count()];
-        while let Some((index, parts)) = wire.next(&mut answers).await {
-            for part in parts {
-                match &part {
+        while let Some((index, updates)) = wire.next(&mut answers).await {
+            for update in updates {
+                let update = match update {
+                    Ok(update) => update,
+                    Err(error) => {
+                        wire.json(&ErrorShape::OpenAi.body(&error));
+                        return wire.done();
+                    }
+                };
+                match &update {
                     // Further answers to a prompt wait for the first to read it.
-                    &Part::Prefill { done, total, cached }
+                    &Update::Prefill { done, total, cached }
                         if shows_progress && index % group == 0 =>
                     {
                         let progress = json!({"done": done, "total": total, "cached": cached});
                         wire.event("prefill_progress", &progress);
                     }
-                    Part::Failed(error) => {
-                        wire.json(&ErrorShape::OpenAi.body(error));
-                        return wire.done();
-                    }
-                    Part::Finished(ending) => usages[index] = ending.usage.clone(),
+                    Update::Finished(ending) => usages[index] = ending.usage,
                     _ => {}
                 }
-                if let Some(choice) = choice_of(index, &part) {
+                if let Some(choice) = choice_of(index, &update) {
                     wire.text(&streaming.chunk(&head, &choice));
                 }
             }
@@ -258,7 +263,7 @@ fn now_unix_s() -> u64 {
 #[cfg(test)]
 mod fixtures {
     use super::*;
-    use crate::answers::Ending;
+    use engine::session::Ending;
 
     pub(super) fn head(object: &'static str) -> Head {
         Head::of("id-1".to_owned(), object, 7, "m")
@@ -275,6 +280,7 @@ mod fixtures {
             prefill_seconds: 0.5,
             decode_seconds: 2.0,
             queue_seconds: 0.25,
+            ..Usage::default()
         }
     }
 

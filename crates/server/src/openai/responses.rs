@@ -15,15 +15,16 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use engine::session::Update;
 use serde_json::{Value, json};
 
 use super::{now_unix_s, wants_progress};
-use crate::answers::{Answers, Part};
-use crate::ask::identifier;
+use crate::answers::Answers;
 use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::prepare;
+use crate::request::identifier;
 use crate::shared::Shared;
 use crate::wire::{self, Framing, KeepAlive};
 use reply::{Head, Reply};
@@ -36,7 +37,7 @@ pub(crate) async fn respond(
 ) -> Result<Response> {
     let (asked, share) = posted.read(request::read)?;
     let model = shared.model()?.name.clone();
-    let answers = prepare::begin(&shared, asked.ask, share).await.map_err(in_own_words)?;
+    let answers = prepare::begin(&shared, asked.request, share).await.map_err(in_own_words)?;
     let head = Head { suffix: identifier(""), created: now_unix_s(), model, echo: asked.echo };
     let reply = Reply::new(head, asked.offers, asked.extras);
     if asked.streams {
@@ -58,19 +59,19 @@ fn stream(
         for (name, data) in reply.begin() {
             wire.event(name, &data);
         }
-        while let Some((_, parts)) = wire.next(&mut answers).await {
-            for part in parts {
-                if let Part::Prefill { done, total, cached } = part
+        while let Some((_, updates)) = wire.next(&mut answers).await {
+            for update in updates {
+                if let Ok(Update::Prefill { done, total, cached }) = update
                     && shows_progress
                 {
                     let progress = json!({"done": done, "total": total, "cached": cached});
                     wire.event("prefill_progress", &progress);
                 }
-                let part = match part {
-                    Part::Failed(error) => Part::Failed(in_own_words(error)),
-                    part => part,
+                let events = match update {
+                    Ok(update) => reply.take(update),
+                    Err(error) => reply.fail(in_own_words(error)),
                 };
-                for (name, data) in reply.take(part) {
+                for (name, data) in events {
                     wire.event(name, &data);
                 }
             }
@@ -79,13 +80,10 @@ fn stream(
 }
 
 async fn collect(mut reply: Reply, mut answers: Answers) -> Result<Value> {
-    while let Some((_, parts)) = answers.next().await {
-        answers.keep(&parts)?;
-        for part in parts {
-            if let Part::Failed(error) = part {
-                return Err(in_own_words(error));
-            }
-            reply.take(part);
+    while let Some((_, updates)) = answers.next().await {
+        answers.keep(&updates)?;
+        for update in updates {
+            reply.take(update.map_err(in_own_words)?);
         }
     }
     Ok(reply.whole())

@@ -1,15 +1,16 @@
 //! Reading tools and what a client wants done with them, with the older `functions` beside them.
 
+use engine::session::{AnswerRequest, Input};
 use serde_json::Value;
 use text::tools::{Choice, Tool};
 
-use crate::ask::{Ask, Input};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
+use crate::request::add_tool;
 
-/// Takes a request's tools over into the ask. Says whether they came as `functions`: an answer has to call
+/// Takes a body's tools over into the request. Says whether they came as `functions`: an answer has to call
 /// them the older way then.
-pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<bool> {
+pub(super) fn read(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<bool> {
     for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
         let tool = Fields::of(tool, format!("tools[{index}]"))?;
         match tool.string("type")? {
@@ -21,30 +22,30 @@ pub(super) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<bool> {
         }
         tool.required("function")?;
         if let Some(function) = tool.fields("function")? {
-            add(&function, ask)?;
+            add(&function, request)?;
         }
     }
     if let Some(choice) = fields.get("tool_choice") {
-        read_choice(fields, choice, ask)?;
+        read_choice(fields, choice, request)?;
     }
-    ask.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+    request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
 
     let (older, choice) = read_older(fields)?;
-    let is_older = ask.tools.is_empty() && !older.tools.is_empty();
+    let is_older = request.tools.is_empty() && !older.tools.is_empty();
     if is_older {
-        (ask.tools, ask.tool_definitions) = (older.tools, older.tool_definitions);
+        (request.tools, request.tool_definitions) = (older.tools, older.tool_definitions);
         if let Some(choice) = choice {
-            ask.tool_choice = choice;
+            request.tool_choice = choice;
         }
         // There is room for one call in an answer of this kind.
-        ask.parallel_tool_calls = false;
+        request.parallel_tool_calls = false;
     }
     Ok(is_older)
 }
 
 /// What the older fields say. They are read where `tools` comes before them too: what is wrong in them is named.
-fn read_older(fields: &Fields<'_>) -> Result<(Ask, Option<Choice>)> {
-    let mut older = Ask::new(Input::Chat(Vec::new()));
+fn read_older(fields: &Fields<'_>) -> Result<(AnswerRequest, Option<Choice>)> {
+    let mut older = AnswerRequest::new(Input::Chat(Vec::new()));
     for (index, function) in fields.array("functions")?.unwrap_or_default().iter().enumerate() {
         add(&Fields::of(function, format!("functions[{index}]"))?, &mut older)?;
     }
@@ -52,21 +53,21 @@ fn read_older(fields: &Fields<'_>) -> Result<(Ask, Option<Choice>)> {
     Ok((older, choice))
 }
 
-fn add(function: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+fn add(function: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     function.required("name")?;
     let name = function.string("name")?.unwrap_or_default().to_owned();
     let description = function.string("description")?.map(str::to_owned);
     let parameters = function.map("parameters")?.cloned().unwrap_or_default();
     let is_strict = function.bool("strict")?.unwrap_or(false);
     let tool = Tool { name, description, parameters: Value::Object(parameters), is_strict };
-    ask.add_tool(tool, &function.path("name"))
+    add_tool(request, tool, &function.path("name"))
 }
 
-fn read_choice(fields: &Fields<'_>, choice: &Value, ask: &mut Ask) -> Result<()> {
+fn read_choice(fields: &Fields<'_>, choice: &Value, request: &mut AnswerRequest) -> Result<()> {
     let Value::Object(_) = choice else {
         let word =
             choice.as_str().ok_or_else(|| wrong("tool_choice", "a string or an object", choice))?;
-        ask.tool_choice = match word {
+        request.tool_choice = match word {
             "auto" => Choice::Auto,
             "none" => Choice::None,
             "required" => Choice::Required,
@@ -80,11 +81,11 @@ fn read_choice(fields: &Fields<'_>, choice: &Value, ask: &mut Ask) -> Result<()>
     let choice = Fields::of(choice, "tool_choice")?;
     choice.required("type")?;
     match choice.string("type")?.unwrap_or_default() {
-        "function" => ask.tool_choice = Choice::Named(named_function(&choice)?),
+        "function" => request.tool_choice = Choice::Named(named_function(&choice)?),
         "allowed_tools" => {
             // Its members stand in an object of the same name, or beside the type.
             let allowed = choice.fields("allowed_tools")?.unwrap_or(choice);
-            allow_only(&allowed, ask)?;
+            allow_only(&allowed, request)?;
         }
         other => {
             let message = format!("must be function or allowed_tools, got {other:?}");
@@ -106,8 +107,8 @@ fn named_function(choice: &Fields<'_>) -> Result<String> {
 }
 
 /// All other tools are as if they were not there.
-pub(super) fn allow_only(allowed: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-    ask.tool_choice = match allowed.string("mode")? {
+pub(super) fn allow_only(allowed: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
+    request.tool_choice = match allowed.string("mode")? {
         None | Some("auto") => Choice::Auto,
         Some("required") => Choice::Required,
         Some(other) => {
@@ -119,13 +120,13 @@ pub(super) fn allow_only(allowed: &Fields<'_>, ask: &mut Ask) -> Result<()> {
     for (index, tool) in allowed.array("tools")?.unwrap_or_default().iter().enumerate() {
         let path = allowed.path(&format!("tools[{index}]"));
         let name = named_function(&Fields::of(tool, path.as_str())?)?;
-        if !ask.tools.iter().any(|tool| tool.name == name) {
+        if !request.tools.iter().any(|tool| tool.name == name) {
             return Err(ApiError::field(path, format!("there is no tool named {name:?}")));
         }
         names.push(name);
     }
-    ask.tools.retain(|tool| names.contains(&tool.name));
-    ask.tool_definitions.retain(|tool| {
+    request.tools.retain(|tool| names.contains(&tool.name));
+    request.tool_definitions.retain(|tool| {
         tool["function"]["name"].as_str().is_some_and(|name| names.iter().any(|one| one == name))
     });
     Ok(())
@@ -156,13 +157,13 @@ pub(super) fn call_json(id: &str, name: &str, arguments: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ask::MOST_TOOLS;
+    use crate::request::MOST_TOOLS;
     use serde_json::json;
 
-    fn read_body(body: &Value) -> Result<(Ask, bool)> {
-        let mut ask = Ask::new(Input::Chat(Vec::new()));
-        let is_older = read(&Fields::of_body(body).unwrap(), &mut ask)?;
-        Ok((ask, is_older))
+    fn read_body(body: &Value) -> Result<(AnswerRequest, bool)> {
+        let mut request = AnswerRequest::new(Input::Chat(Vec::new()));
+        let is_older = read(&Fields::of_body(body).unwrap(), &mut request)?;
+        Ok((request, is_older))
     }
 
     fn tool(name: &str) -> Value {
@@ -171,10 +172,10 @@ mod tests {
 
     #[track_caller]
     fn check(body: &Value, tools: &[&str], choice: &Choice) {
-        let (ask, _) = read_body(body).unwrap();
-        let names: Vec<&str> = ask.tools.iter().map(|tool| tool.name.as_str()).collect();
-        assert_eq!((names.as_slice(), &ask.tool_choice), (tools, choice));
-        let definitions = ask.tool_definitions.iter();
+        let (request, _) = read_body(body).unwrap();
+        let names: Vec<&str> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!((names.as_slice(), &request.tool_choice), (tools, choice));
+        let definitions = request.tool_definitions.iter();
         let defined: Vec<&str> =
             definitions.map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
         assert_eq!(defined, tools);
@@ -213,17 +214,17 @@ mod tests {
     #[test]
     fn absent_parameters_are_empty() {
         let body = json!({"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": false});
-        let (ask, is_older) = read_body(&body).unwrap();
-        assert_eq!(ask.tools[0].parameters, json!({}));
-        assert!(!ask.parallel_tool_calls && !is_older);
+        let (request, is_older) = read_body(&body).unwrap();
+        assert_eq!(request.tools[0].parameters, json!({}));
+        assert!(!request.parallel_tool_calls && !is_older);
     }
 
     #[test]
     fn functions_are_tools() {
         let body = json!({"functions": [{"name": "f"}], "function_call": {"name": "f"}});
         check(&body, &["f"], &Choice::Named("f".to_owned()));
-        let (ask, is_older) = read_body(&body).unwrap();
-        assert!(is_older && !ask.parallel_tool_calls);
+        let (request, is_older) = read_body(&body).unwrap();
+        assert!(is_older && !request.parallel_tool_calls);
         refused(
             &json!({"functions": [{"name": "f"}], "function_call": "required"}),
             "function_call",

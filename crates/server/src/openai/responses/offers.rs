@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 
+use engine::session::AnswerRequest;
 use serde_json::{Value, json};
 use text::tools::{Choice, Tool};
 
-use crate::ask::Ask;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::tools::allow_only;
+use crate::request::add_tool;
 
 /// Items of a conversation that offer tools.
 pub(super) const OFFERING: [&str; 2] = ["additional_tools", "tool_search_output"];
@@ -39,18 +40,18 @@ pub(crate) struct Offer {
 
 impl Offers {
     /// Reads `tools`, those among the items of `input`, and `tool_choice`.
-    pub(crate) fn read(fields: &Fields<'_>, ask: &mut Ask) -> Result<Offers> {
+    pub(crate) fn read(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<Offers> {
         let mut offers = Offers::default();
-        offers.read_tools(fields, Place { namespace: None, is_item: false }, ask)?;
+        offers.read_tools(fields, Place { namespace: None, is_item: false }, request)?;
         let items = fields.get("input").and_then(Value::as_array);
         for (index, item) in items.into_iter().flatten().enumerate() {
             if item["type"].as_str().is_some_and(|kind| OFFERING.contains(&kind)) {
                 let item = Fields::of(item, format!("input[{index}]"))?;
-                offers.read_tools(&item, Place { namespace: None, is_item: true }, ask)?;
+                offers.read_tools(&item, Place { namespace: None, is_item: true }, request)?;
             }
         }
-        offers.read_choice(fields, ask)?;
-        ask.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+        offers.read_choice(fields, request)?;
+        request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
         Ok(offers)
     }
 
@@ -60,21 +61,26 @@ impl Offers {
         self.0.get(seen).cloned().unwrap_or_else(unknown)
     }
 
-    fn read_tools(&mut self, fields: &Fields<'_>, place: Place<'_>, ask: &mut Ask) -> Result<()> {
+    fn read_tools(
+        &mut self,
+        fields: &Fields<'_>,
+        place: Place<'_>,
+        request: &mut AnswerRequest,
+    ) -> Result<()> {
         for (index, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
             let tool = Fields::of(tool, fields.path(&format!("tools[{index}]")))?;
             match required(&tool, "type")? {
                 "function" => {
                     let parameters = tool.map("parameters")?.cloned().unwrap_or_default();
-                    self.add(&tool, place, None, parameters.into(), ask)?;
+                    self.add(&tool, place, None, parameters.into(), request)?;
                 }
                 "custom" => {
                     let description = custom_description(&tool)?;
-                    self.add(&tool, place, Some(description), custom_parameters(), ask)?;
+                    self.add(&tool, place, Some(description), custom_parameters(), request)?;
                 }
                 "namespace" if place.namespace.is_none() => {
                     let namespace = Some(required(&tool, "name")?);
-                    self.read_tools(&tool, Place { namespace, ..place }, ask)?;
+                    self.read_tools(&tool, Place { namespace, ..place }, request)?;
                 }
                 // Run by OpenAI or not at all: web_search, local_shell, image_generation and more.
                 _ => {}
@@ -90,7 +96,7 @@ impl Offers {
         place: Place<'_>,
         custom: Option<String>,
         parameters: Value,
-        ask: &mut Ask,
+        request: &mut AnswerRequest,
     ) -> Result<()> {
         let name = required(tool, "name")?;
         let seen = seen_as(place.namespace, name);
@@ -108,13 +114,13 @@ impl Offers {
             None => tool.string("description")?.map(str::to_owned),
         };
         let read = Tool { name: seen.clone(), description, parameters, is_strict };
-        ask.add_tool(read, &tool.path("name"))?;
+        add_tool(request, read, &tool.path("name"))?;
         self.0.insert(seen, offer);
         Ok(())
     }
 
-    fn read_choice(&self, fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
-        ask.tool_choice = match fields.get("tool_choice") {
+    fn read_choice(&self, fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
+        request.tool_choice = match fields.get("tool_choice") {
             None => Choice::Auto,
             Some(Value::String(word)) => match word.as_str() {
                 "auto" => Choice::Auto,
@@ -126,21 +132,21 @@ impl Offers {
                     return Err(fields.error("tool_choice", message));
                 }
             },
-            Some(Value::Object(_)) => return self.read_choice_object(fields, ask),
+            Some(Value::Object(_)) => return self.read_choice_object(fields, request),
             Some(other) => return Err(wrong("tool_choice", "a string or an object", other)),
         };
         Ok(())
     }
 
-    fn read_choice_object(&self, fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+    fn read_choice_object(&self, fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
         let Some(choice) = fields.fields("tool_choice")? else { return Ok(()) };
         match required(&choice, "type")? {
             "function" | "custom" => {
                 let name = required(&choice, "name")?;
-                ask.tool_choice = Choice::Named(seen_as(choice.string("namespace")?, name));
+                request.tool_choice = Choice::Named(seen_as(choice.string("namespace")?, name));
                 Ok(())
             }
-            "allowed_tools" => allow_only(&choice, ask),
+            "allowed_tools" => allow_only(&choice, request),
             other => {
                 let message = format!("{other:?} cannot be run here");
                 Err(choice.error("type", message))

@@ -1,18 +1,20 @@
 //! An answer as clients of `/v1/responses` read it: items, and the events that build them.
 //!
-//! [`Reply`] takes the parts of an answer and says which events each becomes; at the end it has the whole
+//! [`Reply`] takes the updates of an answer and says which events each becomes; at the end it has the whole
 //! response too, so a streamed answer and one that is not cannot differ.
 //!
 //! Invariant: one item is open at a time, every item that is added is done before the response is, and sequence
 //! numbers count from 0 without gaps.
 
+use engine::session::{Ending, Finish, Update};
 use serde_json::{Map, Value, json};
+use text::Piece;
 
 use super::input_text::InputText;
 use super::offers::{Offer, Offers};
-use crate::answers::{Ending, Finish, Part};
 use crate::error::ApiError;
 use crate::openai::logprobs_json;
+use crate::request::call_id;
 
 /// Clients hand back `encrypted_content` unread, and some of them nothing else of what was thought. Nothing is
 /// secret here: behind this mark it is plain text.
@@ -120,13 +122,13 @@ impl Reply {
         events
     }
 
-    /// What a part of the answer becomes.
-    pub(crate) fn take(&mut self, part: Part) -> Vec<Event> {
+    /// What an update of the answer becomes.
+    pub(crate) fn take(&mut self, update: Update) -> Vec<Event> {
         let mut events = Vec::new();
-        match part {
-            Part::Prefill { .. } => {}
-            Part::Reasoning(text) if text.is_empty() => {}
-            Part::Reasoning(text) => {
+        match update {
+            Update::Prefill { .. } => {}
+            Update::Piece(Piece::Reasoning(text), _) if text.is_empty() => {}
+            Update::Piece(Piece::Reasoning(text), _) => {
                 if !self.last_is(|body| matches!(body, Body::Reasoning { .. })) {
                     let Extras { thinking: keep, summary: is_summary, .. } = self.extras;
                     let text = String::new();
@@ -139,7 +141,7 @@ impl Reply {
                 };
                 self.grow(name, &text, None, &mut events);
             }
-            Part::Content { text, logprobs } => {
+            Update::Piece(Piece::Content(text), logprobs) => {
                 if self.extras.logprobs
                     && let Value::Array(tokens) = logprobs_json(&logprobs)["content"].take()
                 {
@@ -155,7 +157,8 @@ impl Reply {
                 let tokens = std::mem::take(&mut self.pending);
                 self.grow("response.output_text.delta", &text, Some(tokens), &mut events);
             }
-            Part::ToolBegin { id: call_id, name, .. } => {
+            Update::Piece(Piece::ToolBegin { id, name, .. }, _) => {
+                let call_id = call_id(id);
                 let offer = self.offers.called(&name);
                 let body = if offer.is_custom {
                     Body::Custom { call_id, offer, input: InputText::default() }
@@ -164,13 +167,15 @@ impl Reply {
                 };
                 self.open(body, &mut events);
             }
-            Part::ToolArguments { json, .. } => self.grow_call(&json, &mut events),
-            Part::ToolEnd { .. } => {
+            Update::Piece(Piece::ToolArguments { json, .. }, _) => {
+                self.grow_call(&json, &mut events)
+            }
+            Update::Piece(Piece::ToolEnd { .. }, _) => {
                 if self.last_is(|body| matches!(body, Body::Call { .. } | Body::Custom { .. })) {
                     self.close("completed", &mut events);
                 }
             }
-            Part::Finished(ending) => {
+            Update::Finished(ending) => {
                 let is_cut = ending.reason == Finish::Length;
                 self.finish_message(&mut events);
                 self.close(if is_cut { "incomplete" } else { "completed" }, &mut events);
@@ -178,14 +183,17 @@ impl Reply {
                 let name = if is_cut { "response.incomplete" } else { "response.completed" };
                 self.tell_whole(name, &mut events);
             }
-            Part::Failed(error) => {
-                let told =
-                    json!({"code": error.code, "message": error.message, "param": error.param});
-                self.tell("error", told, &mut events);
-                self.outcome = Outcome::Failed(error);
-                self.tell_whole("response.failed", &mut events);
-            }
         }
+        events
+    }
+
+    /// What the error becomes that the answer ends with.
+    pub(crate) fn fail(&mut self, error: ApiError) -> Vec<Event> {
+        let mut events = Vec::new();
+        let told = json!({"code": error.code, "message": error.message, "param": error.param});
+        self.tell("error", told, &mut events);
+        self.outcome = Outcome::Failed(error);
+        self.tell_whole("response.failed", &mut events);
         events
     }
 

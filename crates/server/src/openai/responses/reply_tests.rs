@@ -1,10 +1,10 @@
-//! Parts of an answer in, events out: their order, their nesting, and the response they build.
+//! Updates of an answer in, events out: their order, their nesting, and the response they build.
 
+use engine::Usage;
+use engine::session::{AnswerRequest, Input};
 use proptest::prelude::*;
 
 use super::*;
-use crate::answers::Usage;
-use crate::ask::{Ask, Input};
 use crate::fields::Fields;
 use crate::openai::fixtures::logprob;
 
@@ -14,7 +14,8 @@ fn offers() -> Offers {
         {"type": "custom", "name": "apply_patch"},
         {"type": "namespace", "name": "mcp__a", "tools": [{"type": "function", "name": "b"}]},
     ]});
-    Offers::read(&Fields::of_body(&body).unwrap(), &mut Ask::new(Input::Chat(Vec::new()))).unwrap()
+    Offers::read(&Fields::of_body(&body).unwrap(), &mut AnswerRequest::new(Input::Chat(Vec::new())))
+        .unwrap()
 }
 
 fn reply(extras: Extras) -> Reply {
@@ -23,21 +24,23 @@ fn reply(extras: Extras) -> Reply {
     Reply::new(head, offers(), extras)
 }
 
-fn say(text: &str) -> Part {
-    Part::Content { text: text.to_owned(), logprobs: Vec::new() }
+fn say(text: &str) -> Update {
+    Piece::Content(text.to_owned()).into()
 }
 
-fn think(text: &str) -> Part {
-    Part::Reasoning(text.to_owned())
+fn think(text: &str) -> Update {
+    Piece::Reasoning(text.to_owned()).into()
 }
 
-fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Part> {
-    let begin = Part::ToolBegin { index, id: format!("call_{index}"), name: name.to_owned() };
-    let pieces = arguments.iter().map(|&json| Part::ToolArguments { index, json: json.to_owned() });
-    std::iter::once(begin).chain(pieces).chain([Part::ToolEnd { index }]).collect()
+fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Update> {
+    let id = Some(format!("call_{index}"));
+    let begin = Piece::ToolBegin { index, id, name: name.to_owned() };
+    let more = arguments.iter().map(|&json| Piece::ToolArguments { index, json: json.to_owned() });
+    let pieces = std::iter::once(begin).chain(more).chain([Piece::ToolEnd { index }]);
+    pieces.map(Update::from).collect()
 }
 
-fn end(reason: Finish) -> Part {
+fn end(reason: Finish) -> Update {
     let usage = Usage {
         prompt_tokens: 10,
         cached_tokens: 4,
@@ -47,13 +50,23 @@ fn end(reason: Finish) -> Part {
         rejected_drafts: 1,
         ..Usage::default()
     };
-    Part::Finished(Ending { reason, stop_text: None, usage })
+    Update::Finished(Ending { reason, stop_text: None, usage })
 }
 
-fn events(extras: Extras, parts: Vec<Part>) -> (Vec<Event>, Value) {
+fn events(extras: Extras, updates: Vec<Update>) -> (Vec<Event>, Value) {
+    events_until(extras, updates, None)
+}
+
+/// The same of an answer that may end with an error.
+fn events_until(
+    extras: Extras,
+    updates: Vec<Update>,
+    error: Option<ApiError>,
+) -> (Vec<Event>, Value) {
     let mut reply = reply(extras);
     let mut events = reply.begin();
-    events.extend(parts.into_iter().flat_map(|part| reply.take(part)));
+    events.extend(updates.into_iter().flat_map(|update| reply.take(update)));
+    events.extend(error.into_iter().flat_map(|error| reply.fail(error)));
     for (number, (name, data)) in events.iter().enumerate() {
         assert_eq!(data["type"], *name, "the name of an event is its type");
         assert_eq!(data["sequence_number"], number);
@@ -78,8 +91,8 @@ fn outline(events: &[Event]) -> Vec<String> {
 }
 
 #[track_caller]
-fn check(parts: Vec<Part>, expect: &[&str], output: &Value) {
-    let (events, whole) = events(Extras::default(), parts);
+fn check(updates: Vec<Update>, expect: &[&str], output: &Value) {
+    let (events, whole) = events(Extras::default(), updates);
     let outline = outline(&events);
     assert_eq!(outline[..2], ["created", "in_progress"]);
     assert_eq!(outline[2..], *expect);
@@ -156,13 +169,13 @@ fn thinking_is_its_own_summary_for_those_who_ask_for_one() {
 
 #[test]
 fn each_call_is_an_item_of_its_own() {
-    let mut parts = vec![say("see")];
-    parts.extend(call(0, "f", &["{\"x\"", ": 1}"]));
-    parts.extend(call(1, "mcp__a__b", &[]));
-    parts.extend(call(2, "unheard_of", &["{}"]));
-    parts.push(end(Finish::ToolCalls));
+    let mut updates = vec![say("see")];
+    updates.extend(call(0, "f", &["{\"x\"", ": 1}"]));
+    updates.extend(call(1, "mcp__a__b", &[]));
+    updates.extend(call(2, "unheard_of", &["{}"]));
+    updates.push(end(Finish::ToolCalls));
     check(
-        parts,
+        updates,
         &[
             "output_item.added 0 message",
             "content_part.added 0 output_text",
@@ -200,10 +213,10 @@ fn each_call_is_an_item_of_its_own() {
 
 #[test]
 fn custom_tools_get_text() {
-    let mut parts = call(0, "apply_patch", &["{\"input\": \"*** Be", "gin\\n\"", "}"]);
-    parts.push(end(Finish::ToolCalls));
+    let mut updates = call(0, "apply_patch", &["{\"input\": \"*** Be", "gin\\n\"", "}"]);
+    updates.push(end(Finish::ToolCalls));
     check(
-        parts,
+        updates,
         &[
             "output_item.added 0 custom_tool_call",
             "custom_tool_call_input.delta 0 *** Be",
@@ -219,11 +232,11 @@ fn custom_tools_get_text() {
 
 #[test]
 fn a_call_that_is_cut_off_is_incomplete() {
-    let mut parts = call(0, "f", &["{\"x\": \"ab"]);
-    parts.pop();
-    parts.push(end(Finish::Length));
+    let mut updates = call(0, "f", &["{\"x\": \"ab"]);
+    updates.pop();
+    updates.push(end(Finish::Length));
     check(
-        parts,
+        updates,
         &[
             "output_item.added 0 function_call",
             "function_call_arguments.delta 0 {\"x\": \"ab",
@@ -300,14 +313,13 @@ fn thinking_can_be_handed_back_by_clients_that_keep_secrets_only() {
 
 #[test]
 fn tokens_go_with_their_text() {
-    let token = |text: &str, bytes: &[u8]| Part::Content {
-        text: text.to_owned(),
-        logprobs: vec![logprob(bytes)],
+    let token = |text: &str, bytes: &[u8]| {
+        Update::Piece(Piece::Content(text.to_owned()), vec![logprob(bytes)])
     };
     let extras = Extras { logprobs: true, ..Extras::default() };
     // Half a character, its other half, and a token that ends the answer.
-    let parts = vec![token("", b"\xc3"), token("ä", b"\xa4"), token("", b""), end(Finish::Stop)];
-    let (events, whole) = events(extras, parts);
+    let updates = vec![token("", b"\xc3"), token("ä", b"\xa4"), token("", b""), end(Finish::Stop)];
+    let (events, whole) = events(extras, updates);
     let counts: Vec<usize> = events
         .iter()
         .filter(|(name, _)| *name == "response.output_text.delta")
@@ -322,7 +334,7 @@ fn tokens_go_with_their_text() {
 #[test]
 fn a_failure_is_told_twice() {
     let error = ApiError::unavailable("shutting_down", "the server is shutting down", 5);
-    let (events, whole) = events(Extras::default(), vec![say("hi"), Part::Failed(error)]);
+    let (events, whole) = events_until(Extras::default(), vec![say("hi")], Some(error));
     let [.., (first, told), (second, failed)] = events.as_slice() else { panic!("{events:?}") };
     assert_eq!((*first, *second), ("error", "response.failed"));
     assert_eq!(
@@ -335,8 +347,8 @@ fn a_failure_is_told_twice() {
     assert_eq!(whole["output"][0]["content"][0]["text"], "hi");
 }
 
-/// Parts of one kind may come cut anywhere.
-fn cut(parts: Vec<Part>, at: &[usize]) -> Vec<Part> {
+/// Updates of one kind may come cut anywhere.
+fn cut(updates: Vec<Update>, at: &[usize]) -> Vec<Update> {
     let mut at = at.iter().copied().cycle();
     let mut pieces = move |text: &str| {
         let characters: Vec<char> = text.chars().collect();
@@ -344,15 +356,17 @@ fn cut(parts: Vec<Part>, at: &[usize]) -> Vec<Part> {
         let (left, right) = characters.split_at(middle);
         [left.iter().collect::<String>(), right.iter().collect()]
     };
-    parts
+    updates
         .into_iter()
-        .flat_map(|part| match part {
-            Part::Reasoning(text) => pieces(&text).map(Part::Reasoning).to_vec(),
-            Part::Content { text, .. } => pieces(&text).map(|piece| say(&piece)).to_vec(),
-            Part::ToolArguments { index, json } => {
-                pieces(&json).map(|json| Part::ToolArguments { index, json }).to_vec()
+        .flat_map(|update| match update {
+            Update::Piece(Piece::Reasoning(text), _) => {
+                pieces(&text).map(|text| think(&text)).to_vec()
             }
-            part => vec![part],
+            Update::Piece(Piece::Content(text), _) => pieces(&text).map(|text| say(&text)).to_vec(),
+            Update::Piece(Piece::ToolArguments { index, json }, _) => {
+                pieces(&json).map(|json| Piece::ToolArguments { index, json }.into()).to_vec()
+            }
+            update => vec![update],
         })
         .collect()
 }
@@ -378,18 +392,18 @@ proptest! {
         kinds in prop::collection::vec((0usize..4, "[a-zäß]{0,6}"), 0..8),
         at in prop::collection::vec(0usize..15, 1..9),
     ) {
-        let mut parts = Vec::new();
+        let mut updates = Vec::new();
         for (index, (kind, text)) in kinds.into_iter().enumerate() {
             match kind {
-                0 => parts.push(think(&text)),
-                1 => parts.push(say(&text)),
-                2 => parts.extend(call(index, "f", &[&json!({"x": text}).to_string()])),
-                _ => parts.extend(call(index, "apply_patch", &[&json!({"input": text}).to_string()])),
+                0 => updates.push(think(&text)),
+                1 => updates.push(say(&text)),
+                2 => updates.extend(call(index, "f", &[&json!({"x": text}).to_string()])),
+                _ => updates.extend(call(index, "apply_patch", &[&json!({"input": text}).to_string()])),
             }
         }
-        parts.push(end(Finish::Stop));
-        let (whole_events, whole) = events(Extras::default(), parts.clone());
-        let (cut_events, cut_whole) = events(Extras::default(), cut(parts, &at));
+        updates.push(end(Finish::Stop));
+        let (whole_events, whole) = events(Extras::default(), updates.clone());
+        let (cut_events, cut_whole) = events(Extras::default(), cut(updates, &at));
         prop_assert_eq!(&whole, &cut_whole);
         prop_assert_eq!(joined(whole_events.clone()), joined(cut_events));
         // What is added is done, in order, and nothing happens outside.

@@ -1,15 +1,16 @@
 //! What a client asks for, and the fields that a response repeats.
 
+use engine::session::{AnswerRequest, Input};
 use serde_json::{Map, Value, json};
 
 use super::items;
 use super::offers::Offers;
 use super::reply::Extras;
-use crate::ask::{Ask, Input, Wishes};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result};
 use crate::openai::format::response_format;
 use crate::openai::{check_names, effort};
+use crate::request::read_sampling;
 
 /// The most alternatives to a token that may be asked for.
 const MOST_TOP_LOGPROBS: usize = 20;
@@ -36,7 +37,7 @@ const ECHOED: [&str; 12] = [
 /// A request that was understood.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    pub(crate) ask: Ask,
+    pub(crate) request: AnswerRequest,
     pub(crate) offers: Offers,
     pub(crate) extras: Extras,
     /// Whether the answer is streamed.
@@ -52,24 +53,24 @@ pub(crate) fn read(body: &Value) -> Result<Asked> {
     check_ignored(&fields)?;
     refuse_what_needs_memory(&fields)?;
     let conversation = items::read(&fields)?;
-    let mut ask = Ask::new(Input::Chat(conversation.into_messages()));
-    ask.max_tokens = fields.count("max_output_tokens")?;
-    if ask.max_tokens == Some(0) {
+    let mut request = AnswerRequest::new(Input::Chat(conversation.into_messages()));
+    request.max_tokens = fields.count("max_output_tokens")?;
+    if request.max_tokens == Some(0) {
         return Err(fields.error("max_output_tokens", "must be at least 1, got 0"));
     }
-    ask.sampling = Wishes::read(&fields)?;
-    let offers = Offers::read(&fields, &mut ask)?;
-    read_settings(&fields, &mut ask)?;
+    request.sampling = read_sampling(&fields)?;
+    let offers = Offers::read(&fields, &mut request)?;
+    read_settings(&fields, &mut request)?;
     let items = fields.get("input").and_then(Value::as_array);
     for (index, item) in items.into_iter().flatten().enumerate() {
         if item["type"] == items::CONFIGURATION_UPDATE {
-            read_settings(&Fields::of(item, format!("input[{index}]"))?, &mut ask)?;
+            read_settings(&Fields::of(item, format!("input[{index}]"))?, &mut request)?;
         }
     }
-    let extras = read_extras(&fields, &mut ask)?;
+    let extras = read_extras(&fields, &mut request)?;
     let streams = fields.bool("stream")?.unwrap_or(false);
     let echo = echo(&fields)?;
-    Ok(Asked { ask, offers, extras, streams, echo })
+    Ok(Asked { request, offers, extras, streams, echo })
 }
 
 /// What is ignored is to be of the right type too: a client that sends something else meant something else.
@@ -110,22 +111,22 @@ fn refuse_what_needs_memory(fields: &Fields<'_>) -> Result<()> {
 }
 
 /// What the answer must look like, and how much to think. What is said later holds.
-fn read_settings(fields: &Fields<'_>, ask: &mut Ask) -> Result<()> {
+fn read_settings(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     if let Some(text) = fields.fields("text")? {
         text.string("verbosity")?;
         if let Some(format) = text.fields("format")? {
-            ask.grammar = response_format(&format, "schema")?;
-            ask.grammar_field = text.path("format");
+            request.grammar = response_format(&format, "schema")?;
+            request.grammar_field = text.path("format");
         }
     }
     match fields.fields("reasoning")? {
-        Some(reasoning) => effort::read(&reasoning, "effort", ask),
+        Some(reasoning) => effort::read(&reasoning, "effort", request),
         None => Ok(()),
     }
 }
 
 /// What is to be in the response beside the answer.
-fn read_extras(fields: &Fields<'_>, ask: &mut Ask) -> Result<Extras> {
+fn read_extras(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<Extras> {
     let include = fields.strings("include")?;
     let wants = |what: &str| include.iter().any(|one| one == what);
     let top = fields.count("top_logprobs")?;
@@ -135,7 +136,7 @@ fn read_extras(fields: &Fields<'_>, ask: &mut Ask) -> Result<Extras> {
     }
     let logprobs = wants("message.output_text.logprobs") || top.is_some_and(|top| top > 0);
     if logprobs {
-        ask.sampling.logprobs = Some(top.unwrap_or(0));
+        request.sampling.logprobs = Some(top.unwrap_or(0));
     }
     let reasoning = fields.fields("reasoning")?;
     let asks = |key| reasoning.as_ref().map_or(Ok(None), |reasoning| reasoning.string(key));

@@ -20,7 +20,7 @@ fn asked(more: Value) -> Asked {
 
 #[track_caller]
 fn check(more: Value, expect: &Value) {
-    match asked(more).ask.input {
+    match asked(more).request.input {
         Input::Chat(messages) => assert_eq!(Value::from(messages), *expect),
         other => panic!("not a chat: {other:?}"),
     }
@@ -117,21 +117,22 @@ fn settings_change_on_the_way() {
         item
     };
     let q = json!({"role": "user", "content": "q"});
-    let ask = |updates: &[Value]| {
+    let request = |updates: &[Value]| {
         let mut input = vec![q.clone()];
         input.extend(updates.iter().cloned());
-        asked(json!({"input": input, "reasoning": {"effort": "low"}, "text": schema("string")})).ask
+        asked(json!({"input": input, "reasoning": {"effort": "low"}, "text": schema("string")}))
+            .request
     };
     let [high, none] =
         ["high", "none"].map(|effort| update(json!({"reasoning": {"effort": effort}})));
-    let plain = ask(&[]);
+    let plain = request(&[]);
     assert_eq!(plain.template_variables["reasoning_effort"], "low");
-    assert_eq!(ask(std::slice::from_ref(&high)).template_variables["reasoning_effort"], "high");
-    let last = ask(&[high.clone(), none.clone()]);
+    assert_eq!(request(std::slice::from_ref(&high)).template_variables["reasoning_effort"], "high");
+    let last = request(&[high.clone(), none.clone()]);
     assert_eq!((last.thinking, last.template_variables.len()), (Some(false), 0));
-    assert_eq!(ask(&[none, high]).thinking, Some(true));
-    assert_eq!(ask(&[update(json!({"text": {"format": {"type": "text"}}}))]).grammar, None);
-    let array = ask(&[update(json!({"text": schema("array")}))]);
+    assert_eq!(request(&[none, high]).thinking, Some(true));
+    assert_eq!(request(&[update(json!({"text": {"format": {"type": "text"}}}))]).grammar, None);
+    let array = request(&[update(json!({"text": schema("array")}))]);
     assert_eq!(array.grammar, Some(Grammar::JsonSchema(json!({"type": "array"}))));
     assert_eq!(array.grammar_field, "input[1].text.format");
 }
@@ -144,7 +145,7 @@ fn thinking_comes_back_by_one_of_three_ways() {
         item.as_object_mut().unwrap().extend(reasoning.as_object().unwrap().clone());
         let input =
             json!([{"role": "user", "content": "q"}, item, {"role": "assistant", "content": "a"}]);
-        let Input::Chat(messages) = asked(json!({"input": input})).ask.input else {
+        let Input::Chat(messages) = asked(json!({"input": input})).request.input else {
             panic!("no chat")
         };
         assert_eq!(messages[1]["reasoning_content"].as_str(), expect);
@@ -172,8 +173,8 @@ fn tools_are_functions_to_the_model() {
             {"type": "function", "name": "find"},
         ]},
     ]}));
-    let definitions = asked.ask.tool_definitions;
-    let names: Vec<&str> = asked.ask.tools.iter().map(|tool| tool.name.as_str()).collect();
+    let definitions = asked.request.tool_definitions;
+    let names: Vec<&str> = asked.request.tools.iter().map(|tool| tool.name.as_str()).collect();
     assert_eq!(names, ["shell", "apply_patch", "crm__find"]);
     assert_eq!(definitions[0]["function"]["parameters"]["properties"]["command"]["type"], "string");
     let patch = &definitions[1]["function"];
@@ -204,9 +205,9 @@ fn tools_may_stand_among_the_items() {
         ]}),
     );
     let tools: Vec<(&str, bool)> =
-        asked.ask.tools.iter().map(|tool| (tool.name.as_str(), tool.is_strict)).collect();
+        asked.request.tools.iter().map(|tool| (tool.name.as_str(), tool.is_strict)).collect();
     assert_eq!(tools, [("f", true), ("functions__exec", true), ("g", false), ("h", false)]);
-    let Input::Chat(messages) = asked.ask.input else { panic!("no chat") };
+    let Input::Chat(messages) = asked.request.input else { panic!("no chat") };
     assert_eq!(messages, [json!({"role": "user", "content": "q"})]);
 }
 
@@ -220,7 +221,7 @@ fn what_cannot_be_seen_is_left_out() {
         {"type": "function_call_output", "call_id": "c", "output": [
             image, {"type": "input_file", "file_id": "x"}, {"type": "input_text", "text": "seen"}]},
     ]}));
-    let Input::Chat(messages) = asked.ask.input else { panic!("no chat") };
+    let Input::Chat(messages) = asked.request.input else { panic!("no chat") };
     assert_eq!(messages.len(), 3);
     assert_eq!(
         messages[2]["content"],
@@ -252,9 +253,9 @@ fn tool_choices_are_read() {
             {"type": "function", "name": "f"}, {"type": "custom", "name": "g"},
             {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "h"}]},
         ]);
-        let ask = asked(json!({"tools": offered, "tool_choice": choice})).ask;
-        let names: Vec<&str> = ask.tools.iter().map(|tool| tool.name.as_str()).collect();
-        assert_eq!((&ask.tool_choice, names.as_slice()), (expect, tools));
+        let request = asked(json!({"tools": offered, "tool_choice": choice})).request;
+        let names: Vec<&str> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!((&request.tool_choice, names.as_slice()), (expect, tools));
     }
     let all = ["f", "g", "n__h"];
     check(&json!(null), &Choice::Auto, &all);
@@ -280,15 +281,15 @@ fn settings_are_taken() {
         "metadata": {"k": "v"}, "truncation": "auto", "user": "u", "prompt_cache_key": "key",
         "previous_response_id": null, "client_metadata": {"x": "y"}, "service_tier": "auto",
     }));
-    let ask = asked.ask;
+    let request = asked.request;
     assert_eq!(
-        (ask.max_tokens, ask.thinking, ask.parallel_tool_calls),
+        (request.max_tokens, request.thinking, request.parallel_tool_calls),
         (Some(9), Some(true), false)
     );
-    assert_eq!((ask.sampling.temperature, ask.sampling.top_p), (Some(0.5), Some(0.25)));
-    assert_eq!(ask.sampling.logprobs, Some(3));
-    assert_eq!(ask.grammar, Some(Grammar::JsonSchema(schema)));
-    assert_eq!(ask.template_variables["reasoning_effort"], "high");
+    assert_eq!((request.sampling.temperature, request.sampling.top_p), (Some(0.5), Some(0.25)));
+    assert_eq!(request.sampling.logprobs, Some(3));
+    assert_eq!(request.grammar, Some(Grammar::JsonSchema(schema)));
+    assert_eq!(request.template_variables["reasoning_effort"], "high");
     assert!(asked.streams);
     assert_eq!(asked.extras, Extras { logprobs: true, thinking: true, summary: true });
     let echo = Value::from(asked.echo);
@@ -317,7 +318,7 @@ fn what_official_clients_need_is_repeated_with_defaults() {
 fn effort_decides_about_thinking() {
     #[track_caller]
     fn check(reasoning: &Value, expect: Option<bool>) {
-        assert_eq!(asked(json!({"reasoning": reasoning})).ask.thinking, expect);
+        assert_eq!(asked(json!({"reasoning": reasoning})).request.thinking, expect);
     }
     check(&json!(null), None);
     check(&json!({"summary": "auto"}), None);
