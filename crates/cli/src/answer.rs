@@ -1,14 +1,14 @@
-//! A loaded model and its text: conversations in, answers out, piece by piece.
+//! A loaded model and its session: conversations in, answers out, piece by piece.
 //!
-//! Shared by one-shot answers and conversations. It knows nothing of terminals: pieces go to a sink.
+//! Shared by one-shot answers and conversations. It knows nothing of terminals: updates go to a sink.
 
 use std::time::Instant;
 
-use anyhow::Result;
-use engine::{Engine, Event, FinishReason, Request, SamplingParams, Usage};
-use serde::Serialize;
+use anyhow::{Context, Result};
+use engine::session::{AnswerRequest, Finish, Input, Session, Update};
+use engine::{Engine, Event, Usage};
 use serde_json::{Value, json};
-use text::{ChatRequest, Message, ModelText, Prompt};
+use text::{ChatRequest, Message, Piece, Prompt};
 
 use crate::args::SamplingArgs;
 use crate::interrupt::Answering;
@@ -21,10 +21,8 @@ pub(crate) struct Speaker {
     /// As it was asked for.
     pub(crate) name: String,
     engine: Engine,
-    /// Text to tokens and back.
-    pub(crate) text: ModelText,
-    /// What the model's makers sample with.
-    pub(crate) defaults: SamplingParams,
+    /// Messages to prompts, and events to answers.
+    pub(crate) session: Session,
     load_seconds: f64,
     /// What a prompt may hold, of the memory that is planned for it.
     prompt_bytes: u64,
@@ -34,34 +32,6 @@ pub(crate) struct Speaker {
 /// How often a prompt is in memory while it becomes tokens: as messages, as values of the template, as text.
 const PROMPT_COPIES: u64 = 8;
 
-/// A part of an answer as it arrives.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Piece<'a> {
-    /// So much of the prompt is read.
-    Prefill {
-        /// Tokens that are in.
-        done: usize,
-        /// All tokens.
-        total: usize,
-    },
-    /// Thinking.
-    Reasoning(&'a str),
-    /// The answer itself.
-    Content(&'a str),
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Finish {
-    /// The model ended it, or a stop text came.
-    Stop,
-    /// It reached its longest length, or the context is full.
-    Length,
-    /// Ctrl-C.
-    Interrupted,
-}
-
 /// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -69,8 +39,10 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     /// What the model thought before.
     pub(crate) reasoning: String,
-    /// Why it ended.
-    pub(crate) finish: Finish,
+    /// Whether Ctrl-C ended it.
+    pub(crate) is_interrupted: bool,
+    finish: Finish,
+    /// What the engine did: rates count what the model said behind a stop text too.
     usage: Usage,
     /// Tokens of the prompt that were read: all that were not known from before, unless it was interrupted.
     prefilled: usize,
@@ -111,8 +83,8 @@ impl Speaker {
         let engine = invocation.load_pair(model, pair)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let (name, swap) = (model.name.clone(), SwapWatch::start());
-        let defaults = SamplingParams::of_model(&text.generation_config);
-        Ok(Speaker { name, engine, text, defaults, load_seconds, prompt_bytes, swap })
+        let session = Session::new(&engine, text);
+        Ok(Speaker { name, engine, session, load_seconds, prompt_bytes, swap })
     }
 
     /// Ends what was recorded.
@@ -122,7 +94,7 @@ impl Speaker {
 
     /// Positions a conversation may have.
     pub(crate) fn context(&self) -> usize {
-        self.engine.runner().options().context
+        self.session.context
     }
 
     /// The prompt of a conversation. One that is far too long is refused before it takes memory and time.
@@ -139,13 +111,7 @@ impl Speaker {
         }
         // So many are encoded that the hint is exact for a prompt that is a little too long.
         let most = context.saturating_mul(2).max(4096);
-        let prompt = self.text.prompt_of(chat, self.text.rendered(chat)?, most);
-        prompt.map_err(|error| match error {
-            text::Error::TooManyTokens { at_least, .. } => {
-                runtime::Error::Context { needed: at_least + 1, context }.into()
-            }
-            error => error.into(),
-        })
+        Ok(self.session.prompt_of_chat(chat, self.session.text.rendered(chat)?, most)?)
     }
 
     /// Answers a conversation. Ctrl-C ends the answer early; an error of the sink ends it at once.
@@ -153,72 +119,60 @@ impl Speaker {
         &mut self,
         messages: &[Message],
         choices: &SamplingArgs,
-        sink: &mut dyn FnMut(Piece<'_>) -> Result<()>,
+        sink: &mut dyn FnMut(&Update) -> Result<()>,
     ) -> Result<Answer> {
         let answering = Answering::begin();
-        let mut chat = ChatRequest::new(messages.iter().cloned());
-        chat.enable_thinking = choices.enable_thinking();
+        let mut request = AnswerRequest::new(Input::Chat(Vec::new()));
+        request.max_tokens = choices.max_tokens;
+        request.sampling = choices.overrides();
+        request.stop.clone_from(&choices.stop);
+        request.thinking = choices.enable_thinking();
+        let chat = request.take_chat(messages.iter().cloned());
         let prompt = self.prompt(&chat)?;
         tracing::debug!("prompt of {} tokens: {:?}", prompt.tokens.len(), prompt.text);
-        let mut decoder = self.text.decoder(prompt.thinking, choices.stop.clone(), &[]);
-        let sampling = choices.over(&self.defaults);
-        let seed = sampling.seed;
-        let total = prompt.tokens.len();
         // The next turn can begin where this one's question ends: templates leave thinking out of the past.
         let keeps_checkpoints = self.engine.runner().options().checkpoints > 0;
-        let stable = keeps_checkpoints.then(|| self.text.stable_prefix(&chat, &prompt));
-        let id = self.engine.submit(Request {
-            prompt: prompt.tokens,
-            max_tokens: choices.max_tokens.unwrap_or(usize::MAX),
-            stop_tokens: self.text.eos.clone(),
-            sampling,
-            checkpoints: stable.into_iter().collect(),
-            ..Request::default()
-        })?;
-        sink(Piece::Prefill { done: 0, total })?;
+        let checkpoint = keeps_checkpoints.then(|| self.session.text.stable_prefix(&chat, &prompt));
+        let answers = self.session.begin(&request, &prompt, checkpoint)?;
+        let (request, mut reader) = answers.into_iter().next().context("no answer was begun")?;
+        let seed = request.sampling.seed;
+        let id = self.engine.submit(request)?;
+        sink(&Update::Prefill { done: 0, total: prompt.tokens.len(), cached: 0 })?;
 
         let mut answer = Answer {
             text: String::new(),
             reasoning: String::new(),
+            is_interrupted: false,
             finish: Finish::Stop,
             usage: Usage::default(),
             prefilled: 0,
             seed,
         };
-        let mut cancelled = false;
+        let mut is_cancelled = false;
         loop {
-            if answering.is_stopped() && !cancelled {
+            if answering.is_stopped() && !is_cancelled {
                 self.engine.cancel(id);
-                answer.finish = Finish::Interrupted;
-                cancelled = true;
+                (answer.is_interrupted, is_cancelled) = (true, true);
             }
             for event in self.engine.step()? {
-                match event {
-                    Event::Prefill { done, total, cached, .. } => {
-                        answer.prefilled = done - cached;
-                        sink(Piece::Prefill { done, total })?;
-                    }
+                match &event {
                     // After a cancel, tokens of the same step are not wanted any more.
-                    Event::Token { .. } if cancelled => {}
-                    Event::Token { sampled, .. } => {
-                        let decoded = decoder.push(sampled.token)?;
-                        answer.take(decoded.pieces, sink)?;
-                        if decoded.stopped {
-                            self.engine.cancel(id);
-                            cancelled = true;
-                        }
-                    }
-                    Event::Finished { reason, usage, .. } => {
-                        if reason == FinishReason::Length && !cancelled {
-                            answer.finish = Finish::Length;
-                        }
-                        answer.usage = usage;
+                    Event::Token { .. } if is_cancelled => continue,
+                    Event::Finished { usage, .. } => {
+                        answer.usage = *usage;
                         self.swap.check();
-                        let decoded = decoder.finish(reason == FinishReason::Stop)?;
-                        answer.take(decoded.pieces, sink)?;
+                    }
+                    _ => {}
+                }
+                for update in reader.take(event)? {
+                    sink(&update)?;
+                    if answer.add(update) {
                         return Ok(answer);
                     }
-                    Event::Failed { error, .. } => return Err(error.into()),
+                }
+                if reader.has_ended() && !is_cancelled {
+                    self.engine.cancel(id);
+                    is_cancelled = true;
                 }
             }
             anyhow::ensure!(!self.engine.is_idle(), "the engine lost the request");
@@ -227,26 +181,28 @@ impl Speaker {
 }
 
 impl Answer {
-    fn take(
-        &mut self,
-        pieces: Vec<text::Piece>,
-        sink: &mut dyn FnMut(Piece<'_>) -> Result<()>,
-    ) -> Result<()> {
-        for piece in pieces {
-            match piece {
-                text::Piece::Reasoning(text) => {
-                    self.reasoning.push_str(&text);
-                    sink(Piece::Reasoning(&text))?;
-                }
-                text::Piece::Content(text) => {
-                    self.text.push_str(&text);
-                    sink(Piece::Content(&text))?;
-                }
-                // No tools were offered, so none is called.
-                _ => {}
+    /// Adds what is new. Whether that was the end.
+    fn add(&mut self, update: Update) -> bool {
+        match update {
+            Update::Prefill { done, cached, .. } => self.prefilled = done - cached,
+            Update::Piece(Piece::Reasoning(text), _) => self.reasoning.push_str(&text),
+            Update::Piece(Piece::Content(text), _) => self.text.push_str(&text),
+            // No tools were offered, so none is called.
+            Update::Piece(..) => {}
+            Update::Finished(ending) => {
+                self.finish = ending.reason;
+                return true;
             }
         }
-        Ok(())
+        false
+    }
+
+    fn finish_reason(&self) -> &'static str {
+        match self.finish {
+            _ if self.is_interrupted => "interrupted",
+            Finish::Length => "length",
+            Finish::Stop | Finish::ToolCalls => "stop",
+        }
     }
 
     /// Tokens a second while the prompt was read.
@@ -274,7 +230,7 @@ impl Answer {
             "model": speaker.name,
             "text": self.text,
             "reasoning": reasoning,
-            "finish_reason": self.finish,
+            "finish_reason": self.finish_reason(),
             "seed": self.seed,
             "usage": {
                 "prompt_tokens": self.usage.prompt_tokens,

@@ -4,8 +4,9 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Result;
+use engine::session::Update;
+use text::Piece;
 
-use crate::answer::Piece;
 use crate::console::{Bar, Console, Tone};
 
 /// What is read sooner needs no bar. Not tokens decide but time: a hundred of them can take long where
@@ -26,10 +27,10 @@ impl Screen {
         Screen { console, bar: None, thinking: false, at_line_start: true }
     }
 
-    /// Shows a piece.
-    pub(crate) fn show(&mut self, piece: Piece<'_>) -> Result<()> {
-        match piece {
-            Piece::Prefill { done, total } => {
+    /// Shows what is new of the answer.
+    pub(crate) fn show(&mut self, update: &Update) -> Result<()> {
+        match update {
+            &Update::Prefill { done, total, .. } => {
                 if done < total {
                     let new = || self.console.token_bar("reading", total as u64, BAR_AFTER);
                     self.bar.get_or_insert_with(new).set_position(done as u64);
@@ -38,8 +39,10 @@ impl Screen {
                 }
                 Ok(())
             }
-            Piece::Reasoning(text) => self.think(text),
-            Piece::Content(text) => self.say(text),
+            Update::Piece(Piece::Reasoning(text), _) => self.think(text),
+            Update::Piece(Piece::Content(text), _) => self.say(text),
+            // No tools were offered, so none is called.
+            Update::Piece(..) | Update::Finished(_) => Ok(()),
         }
     }
 

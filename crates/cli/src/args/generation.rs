@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
-use engine::SamplingParams;
+use engine::session::SamplingOverrides;
 
 /// `millstream run`.
 #[derive(Debug, Args)]
@@ -102,25 +102,18 @@ impl SamplingArgs {
         if self.no_thinking { Some(false) } else { self.thinking }
     }
 
-    /// These choices over the model's own.
-    pub(crate) fn over(&self, defaults: &SamplingParams) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
-            seed: self.seed.unwrap_or_else(any_seed),
-            ..defaults.clone()
+    /// What is chosen here of how tokens are sampled.
+    pub(crate) fn overrides(&self) -> SamplingOverrides {
+        SamplingOverrides {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+            ..SamplingOverrides::default()
         }
     }
-}
-
-/// Another number each time: the standard library seeds its hash maps from the system's randomness.
-fn any_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    // Kept below 2^53, so that a JSON reader in any language can hand it back.
-    std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11
 }

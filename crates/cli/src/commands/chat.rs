@@ -9,7 +9,7 @@ use rustyline::error::ReadlineError;
 use serde::{Deserialize, Serialize};
 use text::Message;
 
-use crate::answer::{Finish, Speaker};
+use crate::answer::Speaker;
 use crate::args::SamplingArgs;
 use crate::console::{Console, Tone, say};
 use crate::screen::Screen;
@@ -170,10 +170,10 @@ impl Chat {
         let messages: Vec<Message> = system.chain(self.messages.iter().cloned()).collect();
         let mut screen = Screen::new(self.console);
         let answer =
-            self.speaker.answer(&messages, &self.choices, &mut |piece| screen.show(piece))?;
+            self.speaker.answer(&messages, &self.choices, &mut |update| screen.show(update))?;
         screen.finish()?;
         say!("{}", self.console.paint(Tone::Dim, &answer.summary(&self.speaker.name)));
-        if answer.finish == Finish::Interrupted && answer.text.is_empty() {
+        if answer.is_interrupted && answer.text.is_empty() {
             self.messages.pop();
             return Ok(());
         }
@@ -230,7 +230,7 @@ impl Chat {
         let matches = command.try_get_matches_from_mut(typed);
         let matches = matches.map_err(|error| anyhow::anyhow!(first_line(&error)))?;
         changed.update_from_arg_matches(&matches)?;
-        changed.over(&self.speaker.defaults).validate()?;
+        changed.overrides().over(&self.speaker.session.defaults).validate()?;
         if name == "thinking" {
             changed.no_thinking = false;
         }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use engine::SamplingParams;
 use text::Message;
 
-use crate::answer::{Finish, Occasion, Speaker};
+use crate::answer::{Occasion, Speaker};
 use crate::args::RunArgs;
 use crate::builtin;
 use crate::console::{Tone, print_json, say};
@@ -18,7 +18,7 @@ use crate::size;
 
 pub(crate) fn run(args: &RunArgs, invocation: &Invocation) -> Result<()> {
     // Before anything is loaded.
-    if let Err(error) = args.sampling.over(&SamplingParams::default()).validate() {
+    if let Err(error) = args.sampling.overrides().over(&SamplingParams::default()).validate() {
         return Err(Advised::usage(error.to_string(), "millstream run --help").into());
     }
     let (model, asked) = model_and_prompt(args, invocation)?;
@@ -58,13 +58,14 @@ fn one_shot(
         answer
     } else {
         let mut screen = Screen::new(invocation.console);
-        let answer = speaker.answer(&messages, &args.sampling, &mut |piece| screen.show(piece))?;
+        let answer =
+            speaker.answer(&messages, &args.sampling, &mut |update| screen.show(update))?;
         screen.finish()?;
         answer
     };
     say!("{}", invocation.console.paint(Tone::Dim, &answer.summary(&speaker.name)));
     speaker.finish()?;
-    if answer.finish == Finish::Interrupted {
+    if answer.is_interrupted {
         return Err(Interrupted.into());
     }
     Ok(())
