@@ -13,7 +13,7 @@ use text::Piece;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::budget::{Denied, Share};
-use crate::desk::{Desk, Inlet, Told};
+use crate::engine_thread::{ChoiceEvent, EngineHandle, EventReceiver};
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::metrics::Metrics;
@@ -43,7 +43,7 @@ pub(crate) struct WholeCall {
 
 /// All answers to one request.
 pub(crate) struct Answers {
-    inlet: Inlet,
+    events: EventReceiver,
     answers: Vec<Answer>,
     metrics: Arc<Metrics>,
     /// Tokens of the prompt, the first if there are several.
@@ -65,7 +65,7 @@ struct Answer {
 impl Answers {
     /// Queues the answers to each of several prompts.
     pub(crate) fn begin(
-        desk: &Desk,
+        engine: &EngineHandle,
         prompts: Vec<Vec<(Request, AnswerReader)>>,
         metrics: Arc<Metrics>,
         held: (OwnedSemaphorePermit, Share),
@@ -83,9 +83,9 @@ impl Answers {
             });
         }
         let prompt_tokens = requests.first().map_or(0, |request| request.prompt.len());
-        let inlet = desk.submit(requests);
+        let events = engine.submit(requests);
         metrics.requests_begun.add(1);
-        Answers { inlet, answers, metrics, prompt_tokens, started: Instant::now(), held }
+        Answers { events, answers, metrics, prompt_tokens, started: Instant::now(), held }
     }
 
     /// How many answers there are.
@@ -100,7 +100,7 @@ impl Answers {
             if self.answers.iter().all(|answer| answer.is_over) {
                 return None;
             }
-            let Some(told) = self.inlet.next().await else {
+            let Some(event) = self.events.next().await else {
                 // The engine is gone, which a client learns once for each answer.
                 let choice = self.answers.iter().position(|answer| !answer.is_over)?;
                 self.answers[choice].is_over = true;
@@ -108,14 +108,14 @@ impl Answers {
                     ApiError::unavailable("shutting_down", "the server is shutting down", 5);
                 return Some((choice, vec![Err(error)]));
             };
-            let choice = told.choice;
+            let choice = event.choice;
             let mut updates = Vec::new();
-            self.take(told, &mut updates);
+            self.take(event, &mut updates);
             // With one answer, all that is there; with several, one after the other.
             while self.answers.len() == 1
-                && let Some(told) = self.inlet.try_next()
+                && let Some(event) = self.events.try_next()
             {
-                self.take(told, &mut updates);
+                self.take(event, &mut updates);
             }
             if !updates.is_empty() {
                 return Some((choice, updates));
@@ -163,8 +163,8 @@ impl Answers {
     }
 
     /// What an event adds to its answer, behind what came before.
-    fn take(&mut self, told: Told, updates: &mut Vec<Result<Update>>) {
-        let Told { choice, event } = told;
+    fn take(&mut self, event: ChoiceEvent, updates: &mut Vec<Result<Update>>) {
+        let ChoiceEvent { choice, event } = event;
         let answer = &mut self.answers[choice];
         if answer.is_over {
             return;
@@ -184,7 +184,7 @@ impl Answers {
                     answer.is_over = true;
                     self.metrics.count_ended(ending, answer.is_first);
                 } else if is_token && answer.reader.has_ended() {
-                    self.inlet.cancel(choice);
+                    self.events.cancel(choice);
                 }
                 more.into_iter().for_each(|update| push(updates, update));
             }

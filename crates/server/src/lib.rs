@@ -2,7 +2,7 @@
 //!
 //! [`Server::start`] binds and answers at once, with 503 while the model is loading; [`Server::run`]
 //! gives it the model and steps the engine on the calling thread until a signal comes. Requests become
-//! an `AnswerRequest`, whatever dialect they are in; `prepare` turns it into tokens, the `desk` feeds
+//! an `AnswerRequest`, whatever dialect they are in; `prepare` turns it into tokens, `engine_thread` feeds
 //! the engine and hands out events, an `Answers` turns those back into text, and the dialect
 //! writes them on the wire.
 //!
@@ -18,7 +18,7 @@ mod budget;
 mod connection;
 mod continuation;
 mod conversation;
-mod desk;
+mod engine_thread;
 mod error;
 mod fields;
 mod guard;

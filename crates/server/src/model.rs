@@ -6,7 +6,7 @@ use engine::session::Session;
 use engine::{Engine, Load};
 use runtime::{ExpertLoad, Plan};
 
-use crate::desk::Desk;
+use crate::engine_thread::EngineHandle;
 use crate::live::Rates;
 use crate::speculation::Speculating;
 
@@ -19,7 +19,7 @@ pub(crate) struct Model {
     /// Requests to prompts, and events to answers.
     pub(crate) session: Session,
     /// Where requests go.
-    pub(crate) desk: Desk,
+    pub(crate) engine: EngineHandle,
     /// Where the memory goes.
     pub(crate) plan: Plan,
     /// Facts for people.

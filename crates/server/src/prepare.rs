@@ -69,9 +69,9 @@ pub(crate) async fn begin_all(
     grow_to_prepare(shared, &mut share)?;
     let (prepared, mut share) = while_wanted(shared, size, {
         let model = Arc::clone(&model);
-        move |client| {
+        move |preparation| {
             let mut held = Held { size, share };
-            let prepare = |request| prepare(&model, request, client, &mut held);
+            let prepare = |request| prepare(&model, request, preparation, &mut held);
             let prepared = requests.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
             Ok((prepared, held.share))
         }
@@ -81,7 +81,7 @@ pub(crate) async fn begin_all(
     grow(shared, &mut share, kept, "with its answers")?;
     share.shrink(kept);
     let prompts = prepared.into_iter().map(|one| one.answers).collect();
-    Ok(Answers::begin(&model.desk, prompts, Arc::clone(&shared.metrics), (place, share)))
+    Ok(Answers::begin(&model.engine, prompts, Arc::clone(&shared.metrics), (place, share)))
 }
 
 /// The prompt a request would have: for counting and showing.
@@ -94,9 +94,9 @@ pub(crate) async fn prompt(
     let most = most_counted(&model);
     let size = share.bytes();
     grow_to_prepare(shared, &mut share)?;
-    while_wanted(shared, size, move |client| {
+    while_wanted(shared, size, move |preparation| {
         let (mut request, mut held) = (request, Held { size, share });
-        let (prompt, _) = prompt_of(&model, &mut request, most, client, &mut held)?;
+        let (prompt, _) = prompt_of(&model, &mut request, most, preparation, &mut held)?;
         drop(request);
         Ok((prompt, held.share))
     })
@@ -113,9 +113,9 @@ pub(crate) async fn tokens(
     let model = Arc::clone(shared.model()?);
     let size = share.bytes();
     grow_to_prepare(shared, &mut share)?;
-    while_wanted(shared, size, move |client| {
+    while_wanted(shared, size, move |preparation| {
         let (most, mut held) = (most_counted(&model), Held { size, share });
-        let tokens = encoded(&model, &text, with_special, most, client, &mut held)?;
+        let tokens = encoded(&model, &text, with_special, most, preparation, &mut held)?;
         drop(text);
         Ok((tokens, held.share))
     })
@@ -134,14 +134,14 @@ fn grow_to_encode(
     model: &Model,
     text: &str,
     most: usize,
-    client: &Client,
+    preparation: &Preparation,
     held: &mut Held,
 ) -> Result<()> {
     model.session.check_length(text, most)?;
     let work = text.len().saturating_mul(ENCODE_BYTES);
     let more = work.saturating_sub(held.share.budget().work_bytes());
     let needed = held.size.saturating_add(more);
-    grow(&client.shared, &mut held.share, needed, "to encode")
+    grow(&preparation.shared, &mut held.share, needed, "to encode")
 }
 
 /// The tokens of a text, if there are no more than `most`.
@@ -150,10 +150,10 @@ fn encoded(
     text: &str,
     with_special: bool,
     most: usize,
-    client: &Client,
+    preparation: &Preparation,
     held: &mut Held,
 ) -> Result<Vec<u32>> {
-    grow_to_encode(model, text, most, client, held)?;
+    grow_to_encode(model, text, most, preparation, held)?;
     Ok(model.session.tokens(text, with_special, most)?)
 }
 
@@ -189,18 +189,19 @@ pub(crate) async fn in_turn<T: Send + 'static>(
 async fn while_wanted<T: Send + 'static>(
     shared: &Arc<Shared>,
     size: usize,
-    work: impl FnOnce(&Client) -> Result<T> + Send + 'static,
+    work: impl FnOnce(&Preparation) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let is_large = shared.budget().is_ok_and(|budget| size > budget.small_bytes());
     let turn = shared.turns.take(size, is_large).await;
     let turn = turn.ok_or_else(|| ApiError::internal("the server is shutting down"))?;
-    let waiting = Waiting::default();
-    let client = Client { is_gone: Arc::clone(&waiting.is_over), shared: Arc::clone(shared) };
+    let cancelled = CancelOnDrop::default();
+    let preparation =
+        Preparation { is_cancelled: Arc::clone(&cancelled.0), shared: Arc::clone(shared) };
     // The client may go away; the work goes on until it notices, and so does its turn.
     let work = move || {
         let _turn = turn;
-        client.check()?;
-        work(&client)
+        preparation.check()?;
+        work(&preparation)
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
@@ -211,28 +212,26 @@ async fn while_wanted<T: Send + 'static>(
     }
 }
 
-/// Held while a result is waited for.
+/// Held by the client's connection while it waits for a result.
 #[derive(Default)]
-struct Waiting {
-    is_over: Arc<AtomicBool>,
-}
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Waiting {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
+        self.0.store(true, Ordering::Release);
     }
 }
 
-/// The client that waits for a result.
-struct Client {
-    is_gone: Arc<AtomicBool>,
+/// A request that is prepared.
+struct Preparation {
+    is_cancelled: Arc<AtomicBool>,
     shared: Arc<Shared>,
 }
 
-impl Client {
+impl Preparation {
     /// An error, which will not be read, if the request was cancelled.
     fn check(&self) -> Result<()> {
-        match self.is_gone.load(Ordering::Acquire) {
+        match self.is_cancelled.load(Ordering::Acquire) {
             true => Err(ApiError::internal("request cancelled")),
             false => Ok(()),
         }
@@ -249,15 +248,15 @@ fn check_choices(request: &AnswerRequest) -> Result<()> {
 fn prepare(
     model: &Model,
     mut request: AnswerRequest,
-    client: &Client,
+    preparation: &Preparation,
     held: &mut Held,
 ) -> Result<Prepared> {
     let session = &model.session;
     session.check_sampling(&request.sampling)?;
-    let (prompt, checkpoint) = prompt_of(model, &mut request, session.context, client, held)?;
-    client.check()?;
+    let (prompt, checkpoint) = prompt_of(model, &mut request, session.context, preparation, held)?;
+    preparation.check()?;
     let answers = session.begin(&request, &prompt, checkpoint);
-    let answers = answers.map_err(|error| refusal(&client.shared, &request, error))?;
+    let answers = answers.map_err(|error| refusal(&preparation.shared, &request, error))?;
     let tools = request.callable_tools().iter().map(|tool| weight::of_value(&tool.parameters));
     let answer = tools.fold(ANSWER_BYTES + 4 * prompt.tokens.len(), usize::saturating_add);
     Ok(Prepared { answers, kept_bytes: answer.saturating_mul(request.choices) })
@@ -290,7 +289,7 @@ fn prompt_of(
     model: &Model,
     request: &mut AnswerRequest,
     most: usize,
-    client: &Client,
+    preparation: &Preparation,
     held: &mut Held,
 ) -> Result<(Prompt, Option<usize>)> {
     let session = &model.session;
@@ -300,15 +299,15 @@ fn prompt_of(
             let messages = with_results_in_order(std::mem::take(messages));
             let mut chat = request.take_chat(messages);
             let rendered = rendered(model, &mut chat)?;
-            client.check()?;
-            grow_to_encode(model, &rendered, most, client, held)?;
+            preparation.check()?;
+            grow_to_encode(model, &rendered, most, preparation, held)?;
             let prompt = session.prompt_of_chat(&chat, rendered, most)?;
-            client.check()?;
+            preparation.check()?;
             let checkpoint = session.text.stable_prefix(&chat, &prompt);
             return Ok((prompt, Some(checkpoint)));
         }
         Input::Text(text) => {
-            let tokens = encoded(model, text, true, most, client, held)?;
+            let tokens = encoded(model, text, true, most, preparation, held)?;
             Prompt { text: std::mem::take(text), tokens, thinking: request.begun }
         }
         Input::Tokens(tokens) => {
@@ -358,10 +357,10 @@ mod tests {
     async fn work_of_a_cancelled_request_stops_and_gives_its_turn_back() {
         let (began, has_begun) = oneshot::channel();
         let (ended, has_ended) = oneshot::channel();
-        let work = move |client: &Client| -> Result<()> {
+        let work = move |preparation: &Preparation| -> Result<()> {
             let _ = began.send(());
             let error = loop {
-                match client.check() {
+                match preparation.check() {
                     Ok(()) => std::thread::yield_now(),
                     Err(error) => break error,
                 }
@@ -384,7 +383,10 @@ mod tests {
     #[tokio::test]
     async fn work_that_is_waited_for_is_done() {
         let shared = Arc::new(Shared::new(Options::default()));
-        assert_eq!(while_wanted(&shared, 1, |client| client.check().map(|()| 5)).await, Ok(5));
+        assert_eq!(
+            while_wanted(&shared, 1, |preparation| preparation.check().map(|()| 5)).await,
+            Ok(5)
+        );
         assert_eq!(in_turn(&shared, 1, || Ok(6)).await, Ok(6));
     }
 }

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::budget::Budget;
 use crate::connection::Requests;
-use crate::desk;
+use crate::engine_thread::{self, EngineHandle};
 use crate::live::Feed;
 use crate::model::{Facts, Model, Pulse};
 use crate::seats::Seats;
@@ -91,7 +91,7 @@ pub struct Server {
     runtime: Runtime,
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// Told when no more connections are to be taken.
+    /// Set when no more connections are to be taken.
     closing: watch::Sender<bool>,
     /// Ends when the last connection is closed.
     served: tokio::task::JoinHandle<()>,
@@ -134,8 +134,8 @@ impl Server {
     /// taken.
     pub fn run(self, loaded: Loaded, ready: impl FnOnce()) -> Result<Engine, StartError> {
         let Loaded { mut engine, text, .. } = loaded;
-        let (desk, open_desk, post) = desk::open();
-        self.runtime.spawn(post.deliver());
+        let (handle, thread, delivery) = engine_thread::open();
+        self.runtime.spawn(delivery.run());
         let facts = facts(
             &engine,
             &loaded.model_type,
@@ -152,18 +152,18 @@ impl Server {
             name: loaded.name,
             created,
             session: session.map_err(StartError::Grammars)?,
-            desk: desk.clone(),
+            engine: handle.clone(),
             plan: loaded.plan,
             facts,
             pulse: std::sync::Mutex::new(Pulse::of(&engine)),
         };
         self.shared.open(model, budget);
-        let ender = self.runtime.spawn(end_on_signal(Arc::clone(&self.shared), desk, self.closing));
+        let ender =
+            self.runtime.spawn(end_on_signal(Arc::clone(&self.shared), handle, self.closing));
         ready();
         let mut feed = Feed::new(Arc::clone(&self.shared));
-        open_desk
-            .run(&mut engine, &self.shared.metrics, |engine, step| feed.after_step(engine, step));
-        // Who looks on is told that this was all.
+        thread.run(&mut engine, &self.shared.metrics, |engine, step| feed.after_step(engine, step));
+        // Ends the streams of viewers.
         drop(feed);
         // The engine is done; what is left on the wire may still go out.
         self.runtime.block_on(async {
@@ -293,8 +293,8 @@ async fn serve(
     graceful.shutdown().await;
 }
 
-/// Waits for a signal; lets requests finish; stops the desk.
-async fn end_on_signal(shared: Arc<Shared>, desk: desk::Desk, closing: watch::Sender<bool>) {
+/// Waits for a signal; lets requests finish; stops the engine.
+async fn end_on_signal(shared: Arc<Shared>, engine: EngineHandle, closing: watch::Sender<bool>) {
     signal().await;
     shared.drain();
     let _ = closing.send(true);
@@ -316,7 +316,7 @@ async fn end_on_signal(shared: Arc<Shared>, desk: desk::Desk, closing: watch::Se
         () = tokio::time::sleep(deadline) => tracing::warn!("the deadline is over: requests are given up"),
         () = signal() => {}
     }
-    desk.stop();
+    engine.stop();
 }
 
 /// The next signal to end.
