@@ -1,7 +1,7 @@
 //! Which requests get a sequence, and which give one back.
 //!
 //! A request is admitted if the pool holds its prompt and the next part of an answer beside those of the others;
-//! the prefix cache counts as free. The queue is in rounds: an ask that wants several answers has one of them in each,
+//! the prefix cache counts as free. The queue is in rounds: a client that wants several answers has one of them in each,
 //! and a new request stands in the next round, so none waits for all answers to another; an answer is passed by requests
 //! that come before its round begins. The first in the queue is not overtaken, except while it waits for another request
 //! to read what both begin with. When a step runs out of pages, entries of the prefix cache go first, then the sequences

@@ -24,7 +24,7 @@ const MOST_STOPS: usize = 16;
 /// A request, whether or not it has a sequence now.
 pub(crate) struct Job {
     pub(crate) id: RequestId,
-    /// Age among those that run: who has the least goes first and is the last to be preempted.
+    /// Age among those that run: the job with the least goes first and is the last to be preempted.
     pub(crate) order: u64,
     /// Where it waits.
     pub(crate) standing: Standing,
@@ -50,7 +50,7 @@ pub(crate) struct Job {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Standing {
     pub(crate) round: u64,
-    /// Which answer to its ask it is.
+    /// Which answer to its client it is.
     pub(crate) choice: usize,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Puts a request in line, as the answer of this number to its ask.
+    /// Puts a request in line, as the answer of this number to its client.
     pub(crate) fn submit(&mut self, request: Request, choice: usize, pool: &Pool) -> RequestId {
         let standing = self.standing(choice);
         let job = Job::new(self.number(), standing, request);
@@ -124,7 +124,7 @@ impl Queue {
         self.next_number - 1
     }
 
-    /// The place in line of the answer of this number to an ask that comes now.
+    /// The place in line of the answer of this number to a client that comes now.
     fn standing(&self, choice: usize) -> Standing {
         Standing { round: self.round + 1 + choice as u64, choice }
     }

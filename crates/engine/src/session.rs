@@ -12,7 +12,7 @@ mod reader;
 use std::sync::Arc;
 
 use grammar::{Allowance, Constraint, ConstraintError, GrammarError, Grammars};
-use text::{ChatRequest, ModelText, Prompt};
+use text::{AnswerDecoder, ChatRequest, ModelText, Prompt};
 
 pub use answer_request::{AnswerRequest, Input, SamplingOverrides, random};
 pub use reader::{AnswerReader, Ending, Finish, TokenLogprob, TokenText, Update};
@@ -151,7 +151,7 @@ impl Session {
         let mut constraints = constraints.transpose()?.unwrap_or_default().into_iter();
         let decoders = std::iter::once(first).chain((1..request.choices).map(|_| decoder()));
         let sampling = request.sampling.over(&self.defaults);
-        let answer = |(choice, decoder)| {
+        let answer = |(choice, decoder): (usize, AnswerDecoder)| {
             // Each answer draws for itself.
             let seed = sampling.seed.wrapping_add(choice as u64);
             let request_of_engine = Request {

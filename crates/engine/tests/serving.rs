@@ -540,7 +540,7 @@ fn a_paused_request_keeps_its_place_until_others_want_it() {
     }
 }
 
-/// Queues answers to one ask.
+/// Queues answers to one client.
 fn submit_choices(world: &mut World, seed: u64, count: usize) -> Vec<RequestId> {
     let submit = |choice: usize| {
         let request = greedy(tokens(seed, 20), 3);

@@ -85,7 +85,7 @@ impl Limit {
 
 /// What this process holds. Zero where the system does not say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-pub struct Usage {
+pub struct MemoryUsage {
     /// Physical memory now.
     pub resident_bytes: u64,
     /// The most physical memory ever.
@@ -102,7 +102,7 @@ pub struct Usage {
 }
 
 /// What this process holds now.
-pub fn usage() -> Usage {
+pub fn usage() -> MemoryUsage {
     system::usage()
 }
 

@@ -15,7 +15,7 @@ use crate::prepare;
 use crate::request::identifier;
 use crate::shared::Shared;
 
-/// The ask with a prompt that ends where the answer has `begun`: with the text of the last message.
+/// The request with a prompt that ends where the answer has `begun`: with the text of the last message.
 pub(crate) async fn continued(
     shared: &Arc<Shared>,
     mut request: AnswerRequest,

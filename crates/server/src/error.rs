@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_about_models_are_shaped_for_who_asks() {
+    fn errors_about_models_are_shaped_for_their_client() {
         #[track_caller]
         fn check(path: &str, header: &'static str, expect: ErrorShape) {
             let headers =

@@ -77,7 +77,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// `is_first`: of several answers to one prompt, which is told once.
+    /// `is_first`: of several answers to one prompt, which counts once.
     pub(crate) fn count_ended(&self, ending: &Ending, is_first: bool) {
         self.answers_finished.add(1);
         if is_first {

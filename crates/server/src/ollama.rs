@@ -57,8 +57,8 @@ async fn answer(
     let started = Instant::now();
     let model = wanted.model.unwrap_or(manage::tagged(&shared.model()?.name));
     let reply = Reply { kind, model, started };
-    // Who asks for nothing wants the model to be there, which it is, or to be gone, which makes no difference
-    // to them: the one model stays.
+    // A request for nothing wants the model to be there, which it is, or to be gone, which makes no difference
+    // to its client: the one model stays.
     let Some(request) = wanted.request else {
         return Ok(Json(reply.nothing(wanted.unloads)).into_response());
     };

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_more_than_all_places_is_answered_alone() {
+    fn a_request_for_more_than_all_places_is_answered_alone() {
         let places = Arc::new(Semaphore::new(5));
         let one = take(&places, 5, 1).unwrap();
         assert!(take(&places, 5, 16).is_none());

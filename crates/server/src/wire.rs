@@ -43,7 +43,7 @@ pub(crate) struct Wire {
     written: Arc<Mutex<String>>,
     framing: Framing,
     keep_alive: KeepAlive,
-    /// When something was last written. What happens meanwhile and is not told (a prompt that is read, chunk by chunk)
+    /// When something was last written. What happens meanwhile and is not written (a prompt that is read, chunk by chunk)
     /// is silence to the client.
     last: Instant,
     /// Goes off when there may have been silence for long: set again then, not with every frame.
@@ -203,7 +203,7 @@ mod tests {
             for _ in 0..20 {
                 wire.alive_until(tokio::time::sleep(Duration::from_millis(10))).await;
             }
-            // Who writes is alive.
+            // A stream that is written to is alive.
             wire.done();
             wire.alive_until(tokio::time::sleep(Duration::from_millis(1))).await;
         });

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use machine::facts::Facts;
-use machine::memory::Usage;
+use machine::memory::MemoryUsage;
 use model::Logits;
 use runtime::Runner;
 use serde::Serialize;
@@ -61,7 +61,7 @@ pub struct Report {
     /// One a prompt length.
     pub runs: Vec<Run>,
     /// What the process held at the end of the last run: resident, from files, in swap.
-    pub memory: Usage,
+    pub memory: MemoryUsage,
     /// This computer.
     pub machine: Facts,
 }

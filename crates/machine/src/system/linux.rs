@@ -14,7 +14,7 @@ use std::path::Path;
 use crate::Result;
 use crate::disk::Disk;
 use crate::facts::{Cache, HugePages};
-use crate::memory::{Memory, Usage};
+use crate::memory::{Memory, MemoryUsage};
 
 const ROOT: &str = "/";
 
@@ -22,7 +22,7 @@ pub(crate) fn memory() -> Result<Memory> {
     memory::memory(Path::new(ROOT))
 }
 
-pub(crate) fn usage() -> Usage {
+pub(crate) fn usage() -> MemoryUsage {
     memory::usage(Path::new(ROOT))
 }
 

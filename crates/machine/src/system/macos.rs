@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::disk::Disk;
 use crate::facts::{Cache, HugePages};
-use crate::memory::{Memory, Usage};
+use crate::memory::{Memory, MemoryUsage};
 use crate::{Error, Result};
 
 // libc has it too, but only as deprecated in favour of one more crate.
@@ -41,7 +41,7 @@ pub(crate) fn memory() -> Result<Memory> {
 
 /// The footprint is what is ours alone, compressed pages included: as much of it as can be resident
 /// is taken to be.
-pub(crate) fn usage() -> Usage {
+pub(crate) fn usage() -> MemoryUsage {
     // SAFETY: integers and arrays of them, for which all zeros is a value.
     let mut now: libc::rusage_info_v2 = unsafe { std::mem::zeroed() };
     let process = std::process::id().cast_signed();
@@ -52,7 +52,7 @@ pub(crate) fn usage() -> Usage {
         libc::proc_pid_rusage(process, libc::RUSAGE_INFO_V2, out)
     };
     if answer != 0 {
-        return Usage::default();
+        return MemoryUsage::default();
     }
     // SAFETY: as above.
     let mut ever: libc::rusage = unsafe { std::mem::zeroed() };
@@ -62,12 +62,12 @@ pub(crate) fn usage() -> Usage {
     let peak_bytes = if answer == 0 { u64::try_from(ever.ru_maxrss).unwrap_or(0) } else { 0 };
     let resident_bytes = now.ri_resident_size;
     let anonymous_bytes = now.ri_phys_footprint.min(resident_bytes);
-    Usage {
+    MemoryUsage {
         resident_bytes,
         peak_resident_bytes: peak_bytes.max(resident_bytes),
         anonymous_bytes,
         file_bytes: resident_bytes - anonymous_bytes,
-        ..Usage::default()
+        ..MemoryUsage::default()
     }
 }
 

@@ -5,15 +5,15 @@ use std::path::Path;
 
 use crate::disk::Disk;
 use crate::facts::{Cache, HugePages};
-use crate::memory::{Memory, Usage};
+use crate::memory::{Memory, MemoryUsage};
 use crate::{Error, Result};
 
 pub(crate) fn memory() -> Result<Memory> {
     Err(Error::Unknown { what: "the size of memory" })
 }
 
-pub(crate) fn usage() -> Usage {
-    Usage::default()
+pub(crate) fn usage() -> MemoryUsage {
+    MemoryUsage::default()
 }
 
 pub(crate) fn swap_traffic_bytes() -> Option<u64> {

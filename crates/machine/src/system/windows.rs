@@ -26,7 +26,7 @@ use windows_sys::w;
 
 use crate::disk::Disk;
 use crate::facts::{Cache, HugePages};
-use crate::memory::{Memory, Usage};
+use crate::memory::{Memory, MemoryUsage};
 use crate::{Error, Result};
 
 pub(crate) fn memory() -> Result<Memory> {
@@ -47,17 +47,17 @@ pub(crate) fn memory() -> Result<Memory> {
     })
 }
 
-pub(crate) fn usage() -> Usage {
+pub(crate) fn usage() -> MemoryUsage {
     let len = size_of::<PROCESS_MEMORY_COUNTERS>() as u32;
     let mut counters = PROCESS_MEMORY_COUNTERS { cb: len, ..Default::default() };
     // SAFETY: the pseudo handle needs no closing, and the structure is the one the call documents.
     if unsafe { K32GetProcessMemoryInfo(GetCurrentProcess(), &raw mut counters, len) } == 0 {
-        return Usage::default();
+        return MemoryUsage::default();
     }
-    Usage {
+    MemoryUsage {
         resident_bytes: counters.WorkingSetSize as u64,
         peak_resident_bytes: counters.PeakWorkingSetSize as u64,
-        ..Usage::default()
+        ..MemoryUsage::default()
     }
 }
 

@@ -129,7 +129,7 @@ fn thinking_that_nobody_wants_to_read_is_signed_all_the_same() {
         ],
         &json!([nothing, {"type": "text", "text": "c"}, nothing]),
     );
-    // It is counted, whoever reads it.
+    // It is counted, shown or not.
     let (events, whole) = events_of(reply(), updates);
     assert_eq!(whole["usage"]["output_tokens_details"]["thinking_tokens"], 2);
     let begun = json!({"type": "thinking", "thinking": "", "signature": ""});

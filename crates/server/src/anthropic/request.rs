@@ -52,7 +52,7 @@ pub(crate) struct Asked {
     pub(crate) request: AnswerRequest,
     /// Whether the answer is streamed.
     pub(crate) streams: bool,
-    /// Whether thinking is told, or only that there was some.
+    /// Whether thinking is shown, or only that there was some.
     pub(crate) shows_thinking: bool,
     /// What the assistant has said of its answer already.
     pub(crate) begun: Option<String>,
@@ -65,7 +65,7 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     if purpose == Purpose::Answer {
         fields.required("max_tokens")?;
     }
-    // Who asks for no tokens wants the prompt to be remembered.
+    // A request for no tokens is there to have its prompt remembered.
     let max_tokens = fields.count("max_tokens")?;
     let mut conversation = Conversation::default();
     if let Some(system) = fields.get("system") {
@@ -363,7 +363,7 @@ fn read_temperature(fields: &Fields<'_>) -> Result<Option<f32>> {
     }
 }
 
-/// Who does not ask for thinking gets none: clients of this dialect take the first block for the answer.
+/// A request that does not ask for thinking gets none: clients of this dialect take the first block for the answer.
 fn read_thinking(fields: &Fields<'_>) -> Result<bool> {
     let Some(thinking) = fields.fields("thinking")? else { return Ok(false) };
     thinking.required("type")?;

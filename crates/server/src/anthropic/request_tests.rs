@@ -327,7 +327,7 @@ fn tools_come_and_go() {
     assert_eq!(messages(&told), json!([{"role": "user", "content": "q\n\nMind.\n\nq"}]));
     let again = system(json!([change("tool_addition", named("a"))]));
     check(&[system(json!([taken])), again], &["a", "b"]);
-    // Another tool of the same name takes its place, and one that nobody knows is not missed.
+    // Another tool of the same name takes its place, and one that was never offered is not missed.
     check(&[system(json!([change("tool_addition", whole("a"))]))], &["b", "a"]);
     check(&[system(json!([change("tool_removal", named("z"))]))], &["a", "b"]);
     // A summary keeps what was changed before it.

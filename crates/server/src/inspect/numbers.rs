@@ -2,7 +2,7 @@
 //!
 //! The page is made from the same code, so it cannot say anything else.
 
-use machine::memory::Usage;
+use machine::memory::MemoryUsage;
 
 use crate::metrics::{Exposition, Metrics};
 use crate::model::Pulse;
@@ -14,7 +14,7 @@ struct View<'a> {
     metrics: &'a Metrics,
     uptime_seconds: f64,
     viewers: usize,
-    memory: Usage,
+    memory: MemoryUsage,
     /// Once it is loaded.
     model: Option<ModelView<'a>>,
 }
@@ -288,7 +288,7 @@ pub fn page() -> String {
         pulse,
     };
     let metrics = Metrics::default();
-    let memory = Usage { group_file_bytes: Some(0), ..Usage::default() };
+    let memory = MemoryUsage { group_file_bytes: Some(0), ..MemoryUsage::default() };
     let model = Some(model);
     let text = write(&View { metrics: &metrics, uptime_seconds: 0.0, viewers: 0, memory, model });
     let mut page = String::from(
@@ -357,7 +357,11 @@ mod tests {
             metrics: &metrics,
             uptime_seconds: 1.5,
             viewers: 1,
-            memory: Usage { resident_bytes: 77, group_file_bytes: Some(88), ..Usage::default() },
+            memory: MemoryUsage {
+                resident_bytes: 77,
+                group_file_bytes: Some(88),
+                ..MemoryUsage::default()
+            },
             model: Some(model(pulse)),
         };
         write(&view)

@@ -116,7 +116,7 @@ fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>> {
     Ok(is_wanted.then_some(top))
 }
 
-/// Whether and how much to think, from the vaguest wish to the most exact one.
+/// Whether and how much to think, from the vaguest field to the most exact one.
 fn read_thinking(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()> {
     effort::read(fields, "reasoning_effort", request)?;
     if let Some(thinking) = fields.bool("enable_thinking")? {

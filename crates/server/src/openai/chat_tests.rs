@@ -156,7 +156,7 @@ fn what_is_wrong_is_named() {
     refused(&json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage");
 }
 
-/// What is told of an answer that thinks, speaks and calls.
+/// An answer that thinks, speaks and calls.
 fn updates() -> Vec<Update> {
     vec![
         Update::Prefill { done: 5, total: 10, cached: 0 },

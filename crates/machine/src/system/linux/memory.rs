@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{cgroup, procfs};
-use crate::memory::{Limit, LimitSource, Memory, Usage};
+use crate::memory::{Limit, LimitSource, Memory, MemoryUsage};
 use crate::{Error, Result};
 
 pub(super) fn memory(root: &Path) -> Result<Memory> {
@@ -48,10 +48,10 @@ pub(super) fn swap_traffic_pages(root: &Path) -> Option<u64> {
     Some(pages("pswpin")? + pages("pswpout")?)
 }
 
-pub(super) fn usage(root: &Path) -> Usage {
+pub(super) fn usage(root: &Path) -> MemoryUsage {
     let text = procfs::read(root, "/proc/self/status").unwrap_or_default();
     let line = |key| procfs::kilobyte_line(&text, key).unwrap_or(0);
-    Usage {
+    MemoryUsage {
         resident_bytes: line("VmRSS"),
         peak_resident_bytes: line("VmHWM"),
         anonymous_bytes: line("RssAnon"),

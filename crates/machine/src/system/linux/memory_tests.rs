@@ -126,7 +126,7 @@ fn usage_lines() {
         "Name:\tx\nVmHWM:\t    5000 kB\nVmRSS:\t    4000 kB\nRssAnon:\t    1000 kB\n\
          RssFile:\t    2000 kB\nRssShmem:\t     500 kB\nVmSwap:\t      30 kB\n",
     )]);
-    let expected = Usage {
+    let expected = MemoryUsage {
         resident_bytes: 4000 << 10,
         peak_resident_bytes: 5000 << 10,
         anonymous_bytes: 1000 << 10,
@@ -135,7 +135,7 @@ fn usage_lines() {
         group_file_bytes: None,
     };
     assert_eq!(usage(tree.path()), expected);
-    assert_eq!(usage(Path::new("/nonexistent")), Usage::default());
+    assert_eq!(usage(Path::new("/nonexistent")), MemoryUsage::default());
 }
 
 #[test]

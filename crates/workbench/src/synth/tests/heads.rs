@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::{Engine, Event, Request as Ask};
+use engine::{Engine, Event, Request};
 use model::HeadSpec;
 use runtime::{HeadOptions, Options, Runner};
 use speculation::Speculation;
@@ -34,8 +34,8 @@ fn answers(model: &Checkpoint, head: Option<HeadOptions>) -> (Vec<u32>, usize) {
     for prompt in 0..3u32 {
         let prompt = (0..70).map(|index| (prompt * 977 + index * 61) % 4096).collect();
         let sampling = engine::SamplingParams::greedy();
-        let ask = Ask { prompt, max_tokens: 24, sampling, ..Ask::default() };
-        engine.submit(ask).expect("fits");
+        let request = Request { prompt, max_tokens: 24, sampling, ..Request::default() };
+        engine.submit(request).expect("fits");
         while !engine.is_idle() {
             for event in engine.step().expect("runs") {
                 match event {
