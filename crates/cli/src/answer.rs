@@ -5,10 +5,10 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use engine::session::{AnswerRequest, Finish, Input, Session, Update};
+use engine::session::{AnswerRequest, Ending, Finish, Input, Session, Update, WholeAnswer};
 use engine::{Engine, Event, Usage};
 use serde_json::{Value, json};
-use text::{ChatRequest, Message, Piece, Prompt};
+use text::{ChatRequest, Message, Prompt};
 
 use crate::args::SamplingArgs;
 use crate::interrupt::Answering;
@@ -35,13 +35,10 @@ const PROMPT_COPIES: u64 = 8;
 /// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// The answer itself.
-    pub(crate) text: String,
-    /// What the model thought before.
-    pub(crate) reasoning: String,
+    /// The answer itself, and what the model thought before.
+    pub(crate) whole: WholeAnswer,
     /// Whether Ctrl-C ended it.
     pub(crate) is_interrupted: bool,
-    finish: Finish,
     /// What the engine did: rates count what the model said behind a stop text too.
     usage: Usage,
     /// Tokens of the prompt that were read: all that were not known from before, unless it was interrupted.
@@ -140,10 +137,8 @@ impl Speaker {
         sink(&Update::Prefill { done: 0, total: prompt.tokens.len(), cached: 0 })?;
 
         let mut answer = Answer {
-            text: String::new(),
-            reasoning: String::new(),
+            whole: WholeAnswer::default(),
             is_interrupted: false,
-            finish: Finish::Stop,
             usage: Usage::default(),
             prefilled: 0,
             seed,
@@ -158,6 +153,7 @@ impl Speaker {
                 match &event {
                     // After a cancel, tokens of the same step are not wanted any more.
                     Event::Token { .. } if is_cancelled => continue,
+                    Event::Prefill { done, cached, .. } => answer.prefilled = done - cached,
                     Event::Finished { usage, .. } => {
                         answer.usage = *usage;
                         self.swap.check();
@@ -166,9 +162,10 @@ impl Speaker {
                 }
                 for update in reader.take(event)? {
                     sink(&update)?;
-                    if answer.add(update) {
-                        return Ok(answer);
-                    }
+                    answer.whole.add(update);
+                }
+                if answer.whole.ending.is_some() {
+                    return Ok(answer);
                 }
                 if reader.has_ended() && !is_cancelled {
                     self.engine.cancel(id);
@@ -181,27 +178,11 @@ impl Speaker {
 }
 
 impl Answer {
-    /// Adds what is new. Whether that was the end.
-    fn add(&mut self, update: Update) -> bool {
-        match update {
-            Update::Prefill { done, cached, .. } => self.prefilled = done - cached,
-            Update::Piece(Piece::Reasoning(text), _) => self.reasoning.push_str(&text),
-            Update::Piece(Piece::Content(text), _) => self.text.push_str(&text),
-            // No tools were offered, so none is called.
-            Update::Piece(..) => {}
-            Update::Finished(ending) => {
-                self.finish = ending.reason;
-                return true;
-            }
-        }
-        false
-    }
-
     fn finish_reason(&self) -> &'static str {
-        match self.finish {
+        match &self.whole.ending {
             _ if self.is_interrupted => "interrupted",
-            Finish::Length => "length",
-            Finish::Stop | Finish::ToolCalls => "stop",
+            Some(Ending { reason: Finish::Length, .. }) => "length",
+            _ => "stop",
         }
     }
 
@@ -225,10 +206,11 @@ impl Answer {
 
     /// The same and the answer, for programs.
     pub(crate) fn to_json(&self, speaker: &Speaker) -> Value {
-        let reasoning = (!self.reasoning.is_empty()).then_some(&self.reasoning);
+        let WholeAnswer { reasoning, content, .. } = &self.whole;
+        let reasoning = (!reasoning.is_empty()).then_some(reasoning);
         json!({
             "model": speaker.name,
-            "text": self.text,
+            "text": content,
             "reasoning": reasoning,
             "finish_reason": self.finish_reason(),
             "seed": self.seed,

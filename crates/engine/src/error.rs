@@ -33,14 +33,9 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
-    /// No answer can be held to the grammar that a field of the request asks for.
-    #[error("{field}: {error}")]
-    Grammar {
-        /// The field.
-        field: String,
-        /// Why not.
-        error: grammar::GrammarError,
-    },
+    /// There is no memory for a grammar, or the model cannot follow any.
+    #[error(transparent)]
+    Grammar(grammar::GrammarError),
 }
 
 impl Error {

@@ -18,11 +18,10 @@ mod request;
 mod sampler;
 mod schedule;
 pub mod session;
-mod text_files;
 
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use load::{Counters, Load};
 pub use request::{Event, FinishReason, Request, RequestId, Usage};
 pub use sampler::{SampleError, Sampled, SamplingParams, Scratch, TokenCounts, sample};
-pub use text_files::open_text;
+pub use session::open_text;

@@ -11,13 +11,21 @@ mod reader;
 
 use std::sync::Arc;
 
+use checkpoint::Checkpoint;
 use grammar::{Allowance, Constraint, ConstraintError, GrammarError, Grammars};
 use text::{AnswerDecoder, ChatRequest, ModelText, Prompt};
 
 pub use answer_request::{AnswerRequest, Input, SamplingOverrides, random};
-pub use reader::{AnswerReader, Ending, Finish, TokenLogprob, TokenText, Update};
+pub use reader::{
+    AnswerReader, Ending, Finish, TokenLogprob, TokenText, Update, WholeAnswer, WholeCall,
+};
 
 use crate::{Engine, Error, Request, Result, SamplingParams};
+
+/// Reads what a checkpoint has between text and tokens.
+pub fn open_text(checkpoint: &Checkpoint) -> Result<ModelText> {
+    ModelText::open(|name| checkpoint.read_file(name).map_err(Error::from))
+}
 
 /// What answering takes of a loaded model.
 #[derive(Debug)]
@@ -147,7 +155,7 @@ impl Session {
         let first = decoder();
         let constraint = self.constraint(request, prompt, &first)?;
         let field = constraint.as_ref().map(|(field, _)| *field);
-        let constraints = constraint.map(|(field, one)| forks(field, one, request.choices));
+        let constraints = constraint.map(|(_, one)| forks(one, request.choices));
         let mut constraints = constraints.transpose()?.unwrap_or_default().into_iter();
         let decoders = std::iter::once(first).chain((1..request.choices).map(|_| decoder()));
         let sampling = request.sampling.over(&self.defaults);
@@ -171,12 +179,10 @@ impl Session {
 }
 
 /// A constraint for each choice.
-fn forks(field: &str, constraint: Constraint, choices: usize) -> Result<Vec<Constraint>> {
+fn forks(constraint: Constraint, choices: usize) -> Result<Vec<Constraint>> {
     let forks = (1..choices).map(|_| constraint.fork()).collect::<std::result::Result<Vec<_>, _>>();
     let mut forks = forks.map_err(|error| match error {
-        ConstraintError::NoMemory { bytes } => {
-            Error::Grammar { field: field.to_owned(), error: GrammarError::NoMemory { bytes } }
-        }
+        ConstraintError::NoMemory { bytes } => Error::Grammar(GrammarError::NoMemory { bytes }),
         error => error.into(),
     })?;
     forks.push(constraint);

@@ -7,9 +7,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::session::{AnswerReader, Ending, TokenLogprob, Update};
+use engine::session::{AnswerReader, Update, WholeAnswer};
 use engine::{Event, Request};
-use text::Piece;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::budget::{Denied, Share};
@@ -17,29 +16,9 @@ use crate::engine_thread::{ChoiceEvent, EngineHandle, EventReceiver};
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::metrics::Metrics;
-use crate::request::call_id;
 
 /// What one token with its log-probability takes in an answer that is collected, and in its JSON.
 const LOGPROB_BYTES: usize = 1200;
-
-/// A whole answer, for clients that do not stream.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Whole {
-    pub(crate) reasoning: String,
-    pub(crate) content: String,
-    pub(crate) tool_calls: Vec<WholeCall>,
-    pub(crate) logprobs: Vec<TokenLogprob>,
-    pub(crate) ending: Option<Ending>,
-}
-
-/// A whole call of a tool.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct WholeCall {
-    pub(crate) id: String,
-    pub(crate) name: String,
-    /// JSON text of an object.
-    pub(crate) arguments: String,
-}
 
 /// All answers to one request.
 pub(crate) struct Answers {
@@ -151,8 +130,8 @@ impl Answers {
     }
 
     /// All of all answers. What they hold is held by the second until it is dropped.
-    pub(crate) async fn collect(mut self) -> Result<(Vec<Whole>, Answers)> {
-        let mut wholes = vec![Whole::default(); self.answers.len()];
+    pub(crate) async fn collect(mut self) -> Result<(Vec<WholeAnswer>, Answers)> {
+        let mut wholes = vec![WholeAnswer::default(); self.answers.len()];
         while let Some((choice, updates)) = self.next().await {
             self.keep(&updates)?;
             for update in updates {
@@ -202,28 +181,6 @@ impl Drop for Answers {
         let left = self.answers.iter().filter(|answer| !answer.is_over).count();
         self.metrics.requests_cancelled.add(left as u64);
         self.metrics.whole_request.observe(self.started.elapsed());
-    }
-}
-
-impl Whole {
-    fn add(&mut self, update: Update) {
-        match update {
-            Update::Prefill { .. } | Update::Piece(Piece::ToolEnd { .. }, _) => {}
-            Update::Piece(Piece::Reasoning(text), _) => self.reasoning.push_str(&text),
-            Update::Piece(Piece::Content(text), logprobs) => {
-                self.content.push_str(&text);
-                self.logprobs.extend(logprobs);
-            }
-            Update::Piece(Piece::ToolBegin { id, name, .. }, _) => {
-                self.tool_calls.push(WholeCall { id: call_id(id), name, arguments: String::new() });
-            }
-            Update::Piece(Piece::ToolArguments { json, .. }, _) => {
-                if let Some(call) = self.tool_calls.last_mut() {
-                    call.arguments.push_str(&json);
-                }
-            }
-            Update::Finished(ending) => self.ending = Some(ending),
-        }
     }
 }
 

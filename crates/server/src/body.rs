@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
+use grammar::Allowance;
 use serde_json::Value;
 use tokio_stream::{Stream, StreamExt};
 

@@ -82,11 +82,6 @@ impl Budget {
         self.work_bytes
     }
 
-    /// The largest share there can be.
-    pub(crate) fn most_bytes(&self) -> usize {
-        self.total_bytes - self.total_bytes / 4
-    }
-
     /// The largest share that counts as small.
     pub(crate) fn small_bytes(&self) -> usize {
         self.total_bytes / SMALL_SHARE
@@ -133,7 +128,7 @@ impl Allowance for Budget {
     }
 
     fn most_bytes(&self) -> usize {
-        Budget::most_bytes(self)
+        self.total_bytes - self.total_bytes / 4
     }
 
     fn step_bytes(&self) -> usize {

@@ -45,17 +45,12 @@ pub(crate) async fn continued(
 
 /// The same conversation with a mark at its end, and no further turn opened.
 fn marked(request: &AnswerRequest, mark: &str) -> AnswerRequest {
-    let mut marked = AnswerRequest::new(request.input.clone());
+    let mut marked = request.clone();
     if let Input::Chat(messages) = &mut marked.input
         && let Some(Value::String(content)) = messages.last_mut().map(|last| &mut last["content"])
     {
         content.push_str(mark);
     }
-    marked.tools.clone_from(&request.tools);
-    marked.tool_definitions.clone_from(&request.tool_definitions);
-    marked.tool_choice.clone_from(&request.tool_choice);
-    marked.thinking = request.thinking;
-    marked.template_variables.clone_from(&request.template_variables);
     marked.template_variables.insert("add_generation_prompt".to_owned(), false.into());
     marked
 }

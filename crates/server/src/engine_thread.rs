@@ -67,18 +67,13 @@ pub(crate) struct ChoiceEvent {
 }
 
 /// An event and its place in the channel that it is for.
-type Delivery = (mpsc::OwnedPermit<ChoiceEvent>, ChoiceEvent);
+pub(crate) type Delivery = (mpsc::OwnedPermit<ChoiceEvent>, ChoiceEvent);
 
-/// The task that hands out events.
-pub(crate) struct EventDelivery(mpsc::UnboundedReceiver<Vec<Delivery>>);
-
-impl EventDelivery {
-    /// Until the engine's thread ends.
-    pub(crate) async fn run(mut self) {
-        while let Some(deliveries) = self.0.recv().await {
-            for (place, event) in deliveries {
-                place.send(event);
-            }
+/// Hands out events until the engine's thread ends.
+pub(crate) async fn deliver(mut steps: mpsc::UnboundedReceiver<Vec<Delivery>>) {
+    while let Some(deliveries) = steps.recv().await {
+        for (place, event) in deliveries {
+            place.send(event);
         }
     }
 }
@@ -106,12 +101,12 @@ pub(crate) struct EngineThread {
     deliveries: mpsc::UnboundedSender<Vec<Delivery>>,
 }
 
-/// The handle, what the engine's thread needs, and the task that must run among the handlers.
-pub(crate) fn open() -> (EngineHandle, EngineThread, EventDelivery) {
+/// The handle, what the engine's thread needs, and what [`deliver`] needs, which must run among the handlers.
+pub(crate) fn open() -> (EngineHandle, EngineThread, mpsc::UnboundedReceiver<Vec<Delivery>>) {
     let (sender, commands) = channel();
-    let (deliveries, delivered) = mpsc::unbounded_channel();
+    let (deliveries, steps) = mpsc::unbounded_channel();
     let handle = EngineHandle { commands: sender, next_id: Arc::default() };
-    (handle, EngineThread { commands, deliveries }, EventDelivery(delivered))
+    (handle, EngineThread { commands, deliveries }, steps)
 }
 
 impl EngineHandle {
@@ -244,9 +239,8 @@ impl StepLoop<'_> {
             Command::Cancel(id, choice) => {
                 let Some(submission) = self.submissions.get(&id) else { return };
                 for &id in &submission.requests {
-                    let is_meant =
-                        choice.is_none() || self.owners.get(&id).map(|owner| owner.1) == choice;
-                    if is_meant {
+                    let owner = self.owners.get(&id);
+                    if choice.is_none() || owner.map(|owner| owner.1) == choice {
                         self.engine.cancel(id);
                     }
                 }

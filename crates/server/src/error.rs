@@ -88,7 +88,7 @@ impl IntoResponse for ApiError {
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> ApiError {
         use engine::Error;
-        use grammar::{ConstraintError, GrammarError};
+        use grammar::ConstraintError;
         match error {
             Error::EmptyPrompt => ApiError::field("messages", "the prompt is empty"),
             Error::Runtime(runtime::Error::Context { needed, context }) => {
@@ -101,10 +101,6 @@ impl From<engine::Error> for ApiError {
             Error::Sampling(error) => ApiError::from(error),
             Error::Text(error) => ApiError::from(error),
             Error::Field { field, reason } => ApiError::field(field, reason),
-            Error::Grammar { error: error @ GrammarError::Vocabulary { .. }, .. } => {
-                ApiError::internal(error.to_string())
-            }
-            Error::Grammar { field, error } => ApiError::field(field, error.to_string()),
             Error::Constraint(error @ ConstraintError::NoMemory { .. }) => {
                 ApiError::unavailable("memory_in_use", chain(&error), SECONDS_UNTIL_MEMORY)
             }

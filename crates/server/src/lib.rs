@@ -28,6 +28,7 @@ mod metrics;
 mod model;
 mod options;
 mod prepare;
+mod reply;
 mod request;
 mod seats;
 mod server;

@@ -63,7 +63,7 @@ async fn answer(
         return Ok(Json(reply.nothing(wanted.unloads)).into_response());
     };
     let (request, share) = continued(shared, request, wanted.begun, share).await?;
-    let answers = prepare::begin(shared, request, share).await.map_err(in_own_words)?;
+    let answers = prepare::begin(shared, vec![request], share).await.map_err(in_own_words)?;
     if wanted.stream {
         // Lines of JSON have no comments: a silent stream stays silent.
         let keep_alive = KeepAlive { every: shared.options.keep_alive, frame: None };
@@ -82,19 +82,21 @@ async fn tell(mut wire: Wire, mut answers: Answers, reply: Reply) {
         for update in updates {
             let line = match update {
                 Ok(Update::Prefill { .. }) => None,
-                Ok(Update::Piece(piece, logprobs)) => match piece {
-                    Piece::Reasoning(text) => Some(reply.thinking(&text)),
-                    Piece::Content(text) => Some(reply.content(&text, &logprobs)),
-                    Piece::ToolBegin { id, name, .. } => {
-                        calls.begin(call_id(id), name);
-                        None
-                    }
-                    Piece::ToolArguments { json, .. } => {
-                        calls.more(&json);
-                        None
-                    }
-                    Piece::ToolEnd { .. } => calls.end().map(|call| reply.tool_call(call)),
-                },
+                Ok(Update::Piece(Piece::Reasoning(text), _)) => Some(reply.thinking(&text)),
+                Ok(Update::Piece(Piece::Content(text), logprobs)) => {
+                    Some(reply.content(&text, &logprobs))
+                }
+                Ok(Update::Piece(Piece::ToolBegin { id, name, .. }, _)) => {
+                    calls.begin(call_id(id), name);
+                    None
+                }
+                Ok(Update::Piece(Piece::ToolArguments { json, .. }, _)) => {
+                    calls.more(&json);
+                    None
+                }
+                Ok(Update::Piece(Piece::ToolEnd { .. }, _)) => {
+                    calls.end().map(|call| reply.tool_call(call))
+                }
                 Ok(Update::Finished(ending)) => Some(reply.last(&ending)),
                 Err(error) => Some(ErrorShape::Ollama.body(&in_own_words(error))),
             };

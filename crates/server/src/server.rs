@@ -133,16 +133,10 @@ impl Server {
     /// Serves the model until a signal comes, and gives the engine back. `ready` is called when requests are
     /// taken.
     pub fn run(self, loaded: Loaded, ready: impl FnOnce()) -> Result<Engine, StartError> {
+        let facts = facts(&loaded);
         let Loaded { mut engine, text, .. } = loaded;
-        let (handle, thread, delivery) = engine_thread::open();
-        self.runtime.spawn(delivery.run());
-        let facts = facts(
-            &engine,
-            &loaded.model_type,
-            &loaded.quantization,
-            loaded.parameters,
-            loaded.bytes,
-        );
+        let (handle, thread, steps) = engine_thread::open();
+        self.runtime.spawn(engine_thread::deliver(steps));
         let budget = Budget::new(loaded.plan.request_bytes(), turns::PLACES);
         let allowance = Arc::clone(&budget) as Arc<dyn Allowance>;
         let session = Session::new(&engine, text).with_grammars(allowance);
@@ -175,27 +169,22 @@ impl Server {
     }
 }
 
-fn facts(
-    engine: &Engine,
-    model_type: &str,
-    quantization: &str,
-    parameters: u64,
-    bytes: u64,
-) -> Facts {
-    let (spec, options) = (engine.runner().spec(), engine.runner().options());
+fn facts(loaded: &Loaded) -> Facts {
+    let runner = loaded.engine.runner();
+    let (spec, options) = (runner.spec(), runner.options());
     let layers = spec.moe_layers().count();
     let experts = spec
         .moe_layers()
         .next()
         .map(|(_, moe)| (layers, moe.experts.experts(), moe.experts_per_token()));
     Facts {
-        model_type: model_type.to_owned(),
+        model_type: loaded.model_type.clone(),
         context: options.context,
         vocabulary: spec.vocab,
         parallel: options.sequences,
-        parameters,
-        bytes,
-        quantization: quantization.to_owned(),
+        parameters: loaded.parameters,
+        bytes: loaded.bytes,
+        quantization: loaded.quantization.clone(),
         experts,
     }
 }

@@ -26,7 +26,7 @@ pub use answer::{AnswerParser, Piece};
 pub use detokenize::Detokenizer;
 pub use error::{Error, Result};
 pub use message::{ChatRequest, Content, FunctionCall, Message, ToolCall};
-pub use model_text::{AnswerDecoder, Decoded, ModelText, Prompt};
+pub use model_text::{AnswerDecoder, ModelText, Prompt};
 pub use reasoning::{ReasoningMarkers, ReasoningSplitter, Thinking};
 pub use source::TemplateFiles;
 pub use stop::{StopFilter, Stopped, eos_ids};

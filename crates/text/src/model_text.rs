@@ -55,15 +55,6 @@ pub struct Prompt {
     pub thinking: Thinking,
 }
 
-/// New parts of an answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decoded {
-    /// In order.
-    pub pieces: Vec<Piece>,
-    /// A stop string came: nothing more will.
-    pub stopped: bool,
-}
-
 impl ModelText {
     /// Reads the files of a model, through a function that gives the contents of one, if it is there.
     pub fn open<E: From<Error>>(
@@ -255,19 +246,18 @@ pub struct AnswerDecoder {
 
 impl AnswerDecoder {
     /// Takes the next token and returns what is certain.
-    pub fn push(&mut self, token: u32) -> Result<Decoded> {
+    pub fn push(&mut self, token: u32) -> Result<Vec<Piece>> {
         let text = self.detokenizer.push(token)?;
-        let pieces = self.parser.push(&text);
-        Ok(self.decoded(pieces))
+        Ok(self.parser.push(&text))
     }
 
     /// Ends the answer and returns what was held back. Unless it is whole, ended by the model itself, an open call of a
     /// tool stays open, and half a character is left out.
-    pub fn finish(&mut self, is_whole: bool) -> Result<Decoded> {
+    pub fn finish(&mut self, is_whole: bool) -> Result<Vec<Piece>> {
         let text = if is_whole { self.detokenizer.finish() } else { self.detokenizer.cut() }?;
         let mut pieces = self.parser.push(&text);
         pieces.extend(if is_whole { self.parser.finish() } else { self.parser.cut() });
-        Ok(self.decoded(pieces))
+        Ok(pieces)
     }
 
     /// Whether the next token would be thinking, as far as marks around thinking tell.
@@ -275,13 +265,9 @@ impl AnswerDecoder {
         self.parser.is_reasoning()
     }
 
-    /// The stop string that ended the answer.
+    /// The stop string that ended the answer: nothing more comes.
     pub fn stop(&self) -> Option<&str> {
         self.parser.stopped()
-    }
-
-    fn decoded(&self, pieces: Vec<Piece>) -> Decoded {
-        Decoded { pieces, stopped: self.parser.stopped().is_some() }
     }
 }
 
@@ -304,9 +290,9 @@ mod tests {
     fn decode(decoder: &mut AnswerDecoder, tokens: &[u32]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for &token in tokens {
-            pieces.extend(decoder.push(token).expect("text").pieces);
+            pieces.extend(decoder.push(token).expect("text"));
         }
-        pieces.extend(decoder.finish(true).expect("text").pieces);
+        pieces.extend(decoder.finish(true).expect("text"));
         pieces
     }
 

@@ -173,12 +173,12 @@ impl Chat {
             self.speaker.answer(&messages, &self.choices, &mut |update| screen.show(update))?;
         screen.finish()?;
         say!("{}", self.console.paint(Tone::Dim, &answer.summary(&self.speaker.name)));
-        if answer.is_interrupted && answer.text.is_empty() {
+        if answer.is_interrupted && answer.whole.content.is_empty() {
             self.messages.pop();
             return Ok(());
         }
-        let mut message = Message::new("assistant", answer.text);
-        message.reasoning_content = Some(answer.reasoning).filter(|text| !text.is_empty());
+        let mut message = Message::new("assistant", answer.whole.content);
+        message.reasoning_content = Some(answer.whole.reasoning).filter(|text| !text.is_empty());
         self.messages.push(message);
         Ok(())
     }

@@ -97,28 +97,19 @@ impl AnswerRequest {
     }
 }
 
-/// Sampling parameters that may be absent: the model's own defaults hold then.
+/// Sampling parameters that may be absent: the model's own defaults hold then, and each time another seed.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "each is a field of `SamplingParams`")]
 pub struct SamplingOverrides {
-    /// [`SamplingParams::temperature`].
     pub temperature: Option<f32>,
-    /// [`SamplingParams::top_k`].
     pub top_k: Option<usize>,
-    /// [`SamplingParams::top_p`].
     pub top_p: Option<f32>,
-    /// [`SamplingParams::min_p`].
     pub min_p: Option<f32>,
-    /// [`SamplingParams::repetition_penalty`].
     pub repetition_penalty: Option<f32>,
-    /// [`SamplingParams::presence_penalty`].
     pub presence_penalty: Option<f32>,
-    /// [`SamplingParams::frequency_penalty`].
     pub frequency_penalty: Option<f32>,
-    /// [`SamplingParams::logit_bias`].
     pub logit_bias: Vec<(u32, f32)>,
-    /// The seed of the first answer; another one each time if `None`.
     pub seed: Option<u64>,
-    /// [`SamplingParams::logprobs`].
     pub logprobs: Option<usize>,
 }
 
@@ -145,4 +136,28 @@ impl SamplingOverrides {
 pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_hold_where_a_request_says_nothing() {
+        let defaults = SamplingParams { temperature: 0.7, top_k: 20, ..SamplingParams::default() };
+        let overrides =
+            SamplingOverrides { top_k: Some(5), seed: Some(3), ..SamplingOverrides::default() };
+        let expect = SamplingParams { top_k: 5, seed: 3, ..defaults.clone() };
+        assert_eq!(overrides.over(&defaults), expect);
+        assert!(SamplingOverrides::default().over(&defaults).seed < 1 << 53);
+    }
+
+    #[test]
+    fn tools_are_not_shown_where_none_may_be_called() {
+        let mut request = AnswerRequest::new(Input::Chat(Vec::new()));
+        request.tool_definitions = vec![Value::Null];
+        assert_eq!(request.clone().take_chat([Value::Null]).tools, [Value::Null]);
+        request.tool_choice = Choice::None;
+        assert!(request.take_chat([Value::Null]).tools.is_empty());
+    }
 }

@@ -36,11 +36,13 @@ impl Session {
         let may_call = !request.tools.is_empty() && self.text.tools.is_some();
         let (field, compiled) = match (&request.tool_choice, &request.grammar) {
             (choice @ (Choice::Required | Choice::Named(_)), _) => {
-                let grammar = |tools: &[Tool]| self.tool_grammar(request, tools, choice);
+                let grammar =
+                    |tools: &[Tool]| self.tool_rules(request, tools, choice).map(Grammar::Lark);
                 ("tool_choice", compile_calls(grammars, &request.tools, grammar, compile)?)
             }
             (choice @ Choice::None, None) if may_call => {
-                ("tool_choice", compile(&self.tool_grammar(request, &request.tools, choice)?))
+                let rules = self.tool_rules(request, &request.tools, choice)?;
+                ("tool_choice", compile(&Grammar::Lark(rules)))
             }
             (choice, Some(grammar)) => {
                 let either =
@@ -80,7 +82,8 @@ impl Session {
         let opener = self.text.tools.and_then(|format| format.opener());
         let opener = opener.and_then(|opener| self.text.tokenizer.token_to_id(opener));
         let Some(opener) = opener else { return Ok(None) };
-        let grammar = |tools: &[Tool]| self.tool_grammar(request, tools, &Choice::Auto);
+        let grammar =
+            |tools: &[Tool]| self.tool_rules(request, tools, &Choice::Auto).map(Grammar::Lark);
         let compile = |grammar: &Grammar| grammars.compile_from(opener, grammar, before);
         match compile_calls(grammars, &request.tools, grammar, compile) {
             Ok(Ok(constraint)) => Ok(Some(constraint)),
@@ -124,17 +127,7 @@ impl Session {
         self.text.tools?.frame(&|text: &str| self.text.special_token(text))
     }
 
-    /// A grammar that enforces a choice.
-    fn tool_grammar(
-        &self,
-        request: &AnswerRequest,
-        tools: &[Tool],
-        choice: &Choice,
-    ) -> Result<Grammar> {
-        self.tool_rules(request, tools, choice).map(Grammar::Lark)
-    }
-
-    /// The same, in Lark.
+    /// A grammar that enforces a choice, in Lark.
     fn tool_rules(
         &self,
         request: &AnswerRequest,
@@ -159,8 +152,12 @@ impl Session {
     }
 }
 
+/// An error that the grammar of this field is to blame for, or the model and its memory.
 fn of_field(field: &str, error: GrammarError) -> Error {
-    Error::Grammar { field: field.to_owned(), error }
+    match error {
+        GrammarError::NoMemory { .. } | GrammarError::Vocabulary { .. } => Error::Grammar(error),
+        error => Error::field(field, error.to_string()),
+    }
 }
 
 /// Compiles a grammar of calls. Where the schemas of its tools cannot be followed, it is tried without their regular

@@ -61,12 +61,36 @@ pub struct TokenLogprob {
 /// A token as text, and as the bytes it stands for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenText {
-    /// The token.
-    pub id: u32,
-    /// Its bytes, with replacement characters where they are no text.
+    /// With replacement characters where its bytes are no text.
     pub text: String,
     /// Its bytes.
     pub bytes: Vec<u8>,
+}
+
+/// A whole answer: what its updates add up to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WholeAnswer {
+    /// What was thought.
+    pub reasoning: String,
+    /// What was said.
+    pub content: String,
+    /// Which tools were called.
+    pub tool_calls: Vec<WholeCall>,
+    /// The tokens behind what was said, if log-probabilities were asked for.
+    pub logprobs: Vec<TokenLogprob>,
+    /// `None` before the end.
+    pub ending: Option<Ending>,
+}
+
+/// A whole call of a tool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WholeCall {
+    /// The model's own id of the call, where its format has one.
+    pub id: Option<String>,
+    /// The tool.
+    pub name: String,
+    /// JSON text of an object.
+    pub arguments: String,
 }
 
 /// Reads one answer from the events of its request.
@@ -86,12 +110,6 @@ pub struct AnswerReader {
     stop_text: Option<String>,
     /// Tokens whose text is not out yet.
     pending_logprobs: Vec<TokenLogprob>,
-}
-
-impl From<Piece> for Update {
-    fn from(piece: Piece) -> Update {
-        Update::Piece(piece, Vec::new())
-    }
 }
 
 impl Update {
@@ -115,6 +133,29 @@ impl Update {
             (_, next) => return Some(next),
         }
         None
+    }
+}
+
+impl WholeAnswer {
+    /// Adds what is new.
+    pub fn add(&mut self, update: Update) {
+        match update {
+            Update::Prefill { .. } | Update::Piece(Piece::ToolEnd { .. }, _) => {}
+            Update::Piece(Piece::Reasoning(text), _) => self.reasoning.push_str(&text),
+            Update::Piece(Piece::Content(text), logprobs) => {
+                self.content.push_str(&text);
+                self.logprobs.extend(logprobs);
+            }
+            Update::Piece(Piece::ToolBegin { id, name, .. }, _) => {
+                self.tool_calls.push(WholeCall { id, name, arguments: String::new() });
+            }
+            Update::Piece(Piece::ToolArguments { json, .. }, _) => {
+                if let Some(call) = self.tool_calls.last_mut() {
+                    call.arguments.push_str(&json);
+                }
+            }
+            Update::Finished(ending) => self.ending = Some(ending),
+        }
     }
 }
 
@@ -169,7 +210,7 @@ impl AnswerReader {
             let top = top.collect();
             self.pending_logprobs.push(TokenLogprob { token, logprob, top });
         }
-        let pieces = self.decoder.push(sampled.token)?.pieces;
+        let pieces = self.decoder.push(sampled.token)?;
         let updates = self.updates(pieces);
         self.stop_text = self.decoder.stop().map(str::to_owned);
         Ok(updates)
@@ -179,7 +220,7 @@ impl AnswerReader {
     fn finish(&mut self, reason: FinishReason, usage: Usage) -> Result<Vec<Update>> {
         let mut updates = Vec::new();
         if !self.has_ended() {
-            let pieces = self.decoder.finish(reason == FinishReason::Stop)?.pieces;
+            let pieces = self.decoder.finish(reason == FinishReason::Stop)?;
             updates = self.updates(pieces);
             self.stop_text = self.decoder.stop().map(str::to_owned);
         }
@@ -234,7 +275,7 @@ impl AnswerReader {
 
     fn token_text(&self, id: u32) -> TokenText {
         let bytes = self.text.tokenizer.token_bytes(id).unwrap_or_default();
-        TokenText { id, text: String::from_utf8_lossy(&bytes).into_owned(), bytes }
+        TokenText { text: String::from_utf8_lossy(&bytes).into_owned(), bytes }
     }
 
     /// An error that the request's grammar is to blame for, said of its field.
@@ -248,5 +289,33 @@ impl AnswerReader {
             ) => Error::Field { field, reason: error.to_string() },
             (error, _) => error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn updates_of_one_kind_are_joined() {
+        #[track_caller]
+        fn check(first: Update, next: Update, expect: &[Update]) {
+            let mut joined = vec![first];
+            let rest = joined[0].join(next);
+            joined.extend(rest);
+            assert_eq!(joined, expect);
+        }
+        let prefill = |done| Update::Prefill { done, total: 9, cached: 1 };
+        let say = |text: &str| Update::Piece(Piece::Content(text.to_owned()), Vec::new());
+        let think = |text: &str| Update::Piece(Piece::Reasoning(text.to_owned()), Vec::new());
+        let arguments = |index, json: &str| {
+            Update::Piece(Piece::ToolArguments { index, json: json.to_owned() }, Vec::new())
+        };
+        check(prefill(2), prefill(4), &[prefill(4)]);
+        check(say("a"), say("b"), &[say("ab")]);
+        check(think("a"), think("b"), &[think("ab")]);
+        check(think("a"), say("b"), &[think("a"), say("b")]);
+        check(arguments(0, "{"), arguments(0, "}"), &[arguments(0, "{}")]);
+        check(arguments(0, "{"), arguments(1, "}"), &[arguments(0, "{"), arguments(1, "}")]);
     }
 }

@@ -11,13 +11,11 @@ use text::Piece;
 
 use super::cut;
 use crate::error::{ApiError, ErrorShape};
+use crate::reply::{Event, EventReply};
 use crate::request::call_id;
 
 /// Signs thinking, which clients send back; some take a block without a signature for none. It is not checked.
 const SIGNATURE: &str = "millstream";
-
-/// An event's name and its data.
-pub(crate) type Event = (&'static str, Value);
 
 /// A message under way.
 #[derive(Debug)]
@@ -58,16 +56,80 @@ impl Reply {
         }
     }
 
-    /// What comes before all else.
-    pub(crate) fn begin(&self) -> Vec<Event> {
+    fn start(&mut self, block: Block, events: &mut Vec<Event>) {
+        self.stop(events);
+        let index = self.blocks.len();
+        let mut begun = block.whole();
+        if let Block::Thinking(_) = block {
+            // The signature comes last.
+            begun["signature"] = "".into();
+        }
+        let start = json!({"type": "content_block_start", "index": index, "content_block": begun});
+        events.push(("content_block_start", start));
+        self.blocks.push(block);
+        self.is_open = true;
+    }
+
+    fn stop(&mut self, events: &mut Vec<Event>) {
+        if !self.is_open {
+            return;
+        }
+        if let Some(Block::Thinking(_)) = self.blocks.last() {
+            events.push(self.delta(&json!({"type": "signature_delta", "signature": SIGNATURE})));
+        }
+        let index = self.blocks.len() - 1;
+        events.push(("content_block_stop", json!({"type": "content_block_stop", "index": index})));
+        self.is_open = false;
+    }
+
+    /// A change of the last block.
+    fn delta(&self, delta: &Value) -> Event {
+        let index = self.blocks.len() - 1;
+        (
+            "content_block_delta",
+            json!({"type": "content_block_delta", "index": index, "delta": delta}),
+        )
+    }
+
+    fn stop_reason(&self) -> Option<&'static str> {
+        self.ending.as_ref().map(|ending| match ending.reason {
+            Finish::Stop if ending.stop_text.is_some() => "stop_sequence",
+            Finish::Stop => "end_turn",
+            Finish::Length => "max_tokens",
+            Finish::ToolCalls => "tool_use",
+        })
+    }
+
+    fn stop_sequence(&self) -> Option<&str> {
+        self.ending.as_ref()?.stop_text.as_deref()
+    }
+
+    /// Tokens read from the cache are not counted among those of the input. Until the end nothing is known of
+    /// the cache.
+    fn usage(&self) -> Value {
+        let usage = self.ending.as_ref().map(|ending| ending.usage).unwrap_or_default();
+        let thinking = json!({"thinking_tokens": usage.reasoning_tokens});
+        json!({
+            "input_tokens": self.prompt_tokens.saturating_sub(usage.cached_tokens),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": thinking,
+        })
+    }
+}
+
+impl EventReply for Reply {
+    const KEEP_ALIVE: &'static str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
+
+    fn begin(&mut self) -> Vec<Event> {
         vec![
             ("message_start", json!({"type": "message_start", "message": self.whole()})),
             ("ping", json!({"type": "ping"})),
         ]
     }
 
-    /// What an update of the answer becomes.
-    pub(crate) fn take(&mut self, update: Update) -> Vec<Event> {
+    fn take(&mut self, update: Update) -> Vec<Event> {
         let mut events = Vec::new();
         match update {
             Update::Prefill { .. } => {}
@@ -130,13 +192,11 @@ impl Reply {
         events
     }
 
-    /// What the error becomes that an answer ends with.
-    pub(crate) fn fail(error: &ApiError) -> Event {
-        ("error", ErrorShape::Anthropic.body(error))
+    fn fail(&mut self, error: ApiError) -> Vec<Event> {
+        vec![("error", ErrorShape::Anthropic.body(&error))]
     }
 
-    /// The message so far.
-    pub(crate) fn whole(&self) -> Value {
+    fn whole(&self) -> Value {
         json!({
             "id": self.id,
             "type": "message",
@@ -149,66 +209,15 @@ impl Reply {
         })
     }
 
-    fn start(&mut self, block: Block, events: &mut Vec<Event>) {
-        self.stop(events);
-        let index = self.blocks.len();
-        let mut begun = block.whole();
-        if let Block::Thinking(_) = block {
-            // The signature comes last.
-            begun["signature"] = "".into();
+    /// An error as Anthropic would say it: clients look for its words to know that a conversation must be shortened.
+    fn in_own_words(error: ApiError) -> ApiError {
+        match error.context {
+            Some((needed, context)) => {
+                let message = format!("prompt is too long: {needed} tokens > {context} maximum");
+                ApiError { message, ..error }
+            }
+            None => error.renamed("response_format", "output_config.format"),
         }
-        let start = json!({"type": "content_block_start", "index": index, "content_block": begun});
-        events.push(("content_block_start", start));
-        self.blocks.push(block);
-        self.is_open = true;
-    }
-
-    fn stop(&mut self, events: &mut Vec<Event>) {
-        if !self.is_open {
-            return;
-        }
-        if let Some(Block::Thinking(_)) = self.blocks.last() {
-            events.push(self.delta(&json!({"type": "signature_delta", "signature": SIGNATURE})));
-        }
-        let index = self.blocks.len() - 1;
-        events.push(("content_block_stop", json!({"type": "content_block_stop", "index": index})));
-        self.is_open = false;
-    }
-
-    /// A change of the last block.
-    fn delta(&self, delta: &Value) -> Event {
-        let index = self.blocks.len() - 1;
-        (
-            "content_block_delta",
-            json!({"type": "content_block_delta", "index": index, "delta": delta}),
-        )
-    }
-
-    fn stop_reason(&self) -> Option<&'static str> {
-        self.ending.as_ref().map(|ending| match ending.reason {
-            Finish::Stop if ending.stop_text.is_some() => "stop_sequence",
-            Finish::Stop => "end_turn",
-            Finish::Length => "max_tokens",
-            Finish::ToolCalls => "tool_use",
-        })
-    }
-
-    fn stop_sequence(&self) -> Option<&str> {
-        self.ending.as_ref()?.stop_text.as_deref()
-    }
-
-    /// Tokens read from the cache are not counted among those of the input. Until the end nothing is known of
-    /// the cache.
-    fn usage(&self) -> Value {
-        let usage = self.ending.as_ref().map(|ending| ending.usage.clone()).unwrap_or_default();
-        let thinking = json!({"thinking_tokens": usage.reasoning_tokens});
-        json!({
-            "input_tokens": self.prompt_tokens.saturating_sub(usage.cached_tokens),
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": usage.cached_tokens,
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": thinking,
-        })
     }
 }
 

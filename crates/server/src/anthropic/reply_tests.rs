@@ -10,12 +10,16 @@ fn reply() -> Reply {
     Reply::new("msg_1".to_owned(), "m".to_owned(), 10, true)
 }
 
+fn piece(piece: Piece) -> Update {
+    Update::Piece(piece, Vec::new())
+}
+
 fn say(text: &str) -> Update {
-    Piece::Content(text.to_owned()).into()
+    piece(Piece::Content(text.to_owned()))
 }
 
 fn think(text: &str) -> Update {
-    Piece::Reasoning(text.to_owned()).into()
+    piece(Piece::Reasoning(text.to_owned()))
 }
 
 fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Update> {
@@ -23,7 +27,7 @@ fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Update> {
     let begin = Piece::ToolBegin { index, id, name: name.to_owned() };
     let more = arguments.iter().map(|&json| Piece::ToolArguments { index, json: json.to_owned() });
     let pieces = std::iter::once(begin).chain(more).chain([Piece::ToolEnd { index }]);
-    pieces.map(Update::from).collect()
+    pieces.map(piece).collect()
 }
 
 fn end(reason: Finish, stop_text: Option<&str>) -> Update {
@@ -176,7 +180,7 @@ fn a_call_that_is_cut_off_is_closed_and_keeps_what_was_whole() {
         Piece::ToolBegin { index: 0, id: Some("functions.f:0".to_owned()), name: "f".to_owned() };
     let some = Piece::ToolArguments { index: 0, json: "{\"x\": [1], \"y\": \"ab".to_owned() };
     check(
-        vec![begin.into(), some.into(), end(Finish::Length, None)],
+        vec![piece(begin), piece(some), end(Finish::Length, None)],
         &[
             "content_block_start 0 tool_use",
             "content_block_delta 0 input_json_delta \"{\\\"x\\\": [1], \\\"y\\\": \\\"ab\"",
@@ -243,7 +247,7 @@ fn a_failure_is_an_event() {
     let error = ApiError::unavailable("shutting_down", "the server is shutting down", 5);
     let last = json!({"type": "error",
                       "error": {"type": "overloaded_error", "message": "the server is shutting down"}});
-    assert_eq!(Reply::fail(&error), ("error", last));
+    assert_eq!(reply().fail(error), [("error", last)]);
 }
 
 /// Updates of one kind may come cut anywhere.
@@ -263,7 +267,7 @@ fn cut(updates: Vec<Update>, at: &[usize]) -> Vec<Update> {
             }
             Update::Piece(Piece::Content(text), _) => pieces(&text).map(|text| say(&text)).to_vec(),
             Update::Piece(Piece::ToolArguments { index, json }, _) => {
-                pieces(&json).map(|json| Piece::ToolArguments { index, json }.into()).to_vec()
+                pieces(&json).map(|json| piece(Piece::ToolArguments { index, json })).to_vec()
             }
             update => vec![update],
         })

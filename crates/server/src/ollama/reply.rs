@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use engine::session::{Ending, Finish, TokenLogprob, TokenText};
+use engine::session::{Ending, Finish, TokenLogprob, TokenText, WholeAnswer, WholeCall};
 use serde_json::{Map, Value, json};
 
-use crate::answers::{Whole, WholeCall};
+use crate::request::call_id;
 use crate::time::now_rfc3339;
 
 /// What stands for "never" where JSON has no infinity.
@@ -54,10 +54,10 @@ impl Reply {
     }
 
     /// All in one.
-    pub(super) fn whole(&self, whole: &Whole) -> Value {
+    pub(super) fn whole(&self, whole: &WholeAnswer) -> Value {
         let mut calls = Calls::default();
         let call = |call: &WholeCall| {
-            calls.begin(call.id.clone(), call.name.clone());
+            calls.begin(call_id(call.id.clone()), call.name.clone());
             calls.more(&call.arguments);
             calls.end()
         };
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_text_stands_where_generate_has_it() {
-        let token = TokenText { id: 1, text: "a".to_owned(), bytes: vec![97] };
+        let token = TokenText { text: "a".to_owned(), bytes: vec![97] };
         let logprob = TokenLogprob {
             token: token.clone(),
             logprob: -0.5,
@@ -252,11 +252,11 @@ mod tests {
     #[test]
     fn calls_come_whole_and_half_ones_not_at_all() {
         let call = |name: &str, arguments: &str| WholeCall {
-            id: format!("id_{name}"),
+            id: Some(format!("id_{name}")),
             name: name.to_owned(),
             arguments: arguments.to_owned(),
         };
-        let whole = Whole {
+        let whole = WholeAnswer {
             reasoning: "hm".to_owned(),
             tool_calls: vec![
                 call("f", "{\"x\": 1}"),
@@ -265,7 +265,7 @@ mod tests {
                 call("i", ""),
             ],
             ending: Some(ending(Finish::ToolCalls)),
-            ..Whole::default()
+            ..WholeAnswer::default()
         };
         let line = reply(Kind::Chat).whole(&whole);
         let expect = json!([

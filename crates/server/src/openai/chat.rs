@@ -9,7 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use engine::session::{AnswerRequest, Finish, Input, TokenLogprob, Update};
+use engine::session::{AnswerRequest, Finish, Input, TokenLogprob, Update, WholeAnswer};
 use serde_json::{Value, json};
 use text::Piece;
 
@@ -17,7 +17,6 @@ use super::{
     Head, Streaming, check_names, effort, finish_word, format, logprobs_json, messages, tools,
     total,
 };
-use crate::answers::Whole;
 use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
@@ -56,7 +55,7 @@ pub(crate) async fn complete(
 ) -> Result<Response> {
     let (Chat { request, streaming, shape }, share) = posted.read(read)?;
     let choices = request.choices;
-    let answers = prepare::begin(&shared, request, share).await?;
+    let answers = prepare::begin(&shared, vec![request], share).await?;
     let model = &shared.model()?.name;
     let Some(streaming) = streaming else {
         let head = Head::new("chatcmpl-", "chat.completion", model);
@@ -147,7 +146,7 @@ fn refuse_reserved_variables(request: &mut AnswerRequest) -> Result<()> {
     Ok(())
 }
 
-fn response(head: &Head, wholes: &[Whole], shape: Shape) -> Value {
+fn response(head: &Head, wholes: &[WholeAnswer], shape: Shape) -> Value {
     let choices = wholes.iter().enumerate().map(|(index, whole)| shape.whole(index, whole));
     let endings = wholes.iter().filter_map(|whole| whole.ending.as_ref());
     let usages: Vec<_> = endings.map(|ending| ending.usage).collect();
@@ -209,7 +208,7 @@ impl Shape {
     }
 
     /// A whole choice.
-    fn whole(self, index: usize, whole: &Whole) -> Value {
+    fn whole(self, index: usize, whole: &WholeAnswer) -> Value {
         let has_only_calls = whole.content.is_empty() && !whole.tool_calls.is_empty();
         let content = if has_only_calls { None } else { Some(whole.content.as_str()) };
         let mut message = json!({"role": "assistant", "content": content});
@@ -222,8 +221,9 @@ impl Shape {
                     json!({"name": first.name, "arguments": first.arguments});
             } else {
                 let calls = whole.tool_calls.iter();
-                let calls =
-                    calls.map(|call| tools::call_json(&call.id, &call.name, &call.arguments));
+                let calls = calls.map(|call| {
+                    tools::call_json(&call_id(call.id.clone()), &call.name, &call.arguments)
+                });
                 message["tool_calls"] = calls.collect();
             }
         }

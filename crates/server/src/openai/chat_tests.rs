@@ -1,11 +1,10 @@
 //! Reading chat requests, good and bad, and the chunks and answers that updates become.
 
-use engine::session::SamplingOverrides;
+use engine::session::{SamplingOverrides, WholeCall};
 use grammar::Grammar;
 
-use super::super::fixtures::{ending, head, logprob};
+use super::super::fixtures::{ending, head, logprob, piece};
 use super::*;
-use crate::answers::WholeCall;
 
 fn body(more: &Value) -> Value {
     let mut body = json!({"model": "any", "messages": [{"role": "user", "content": "hi"}]});
@@ -160,15 +159,15 @@ fn what_is_wrong_is_named() {
 fn updates() -> Vec<Update> {
     vec![
         Update::Prefill { done: 5, total: 10, cached: 0 },
-        Piece::Reasoning("hm".to_owned()).into(),
+        piece(Piece::Reasoning("hm".to_owned())),
         Update::Piece(Piece::Content("I ask".to_owned()), vec![logprob(b"I ask")]),
-        Piece::ToolBegin { index: 0, id: Some("call_1".to_owned()), name: "f".to_owned() }.into(),
-        Piece::ToolArguments { index: 0, json: "{\"a\":".to_owned() }.into(),
-        Piece::ToolArguments { index: 0, json: "1}".to_owned() }.into(),
-        Piece::ToolEnd { index: 0 }.into(),
-        Piece::ToolBegin { index: 1, id: Some("call_2".to_owned()), name: "g".to_owned() }.into(),
-        Piece::ToolArguments { index: 1, json: "{}".to_owned() }.into(),
-        Piece::ToolEnd { index: 1 }.into(),
+        piece(Piece::ToolBegin { index: 0, id: Some("call_1".to_owned()), name: "f".to_owned() }),
+        piece(Piece::ToolArguments { index: 0, json: "{\"a\":".to_owned() }),
+        piece(Piece::ToolArguments { index: 0, json: "1}".to_owned() }),
+        piece(Piece::ToolEnd { index: 0 }),
+        piece(Piece::ToolBegin { index: 1, id: Some("call_2".to_owned()), name: "g".to_owned() }),
+        piece(Piece::ToolArguments { index: 1, json: "{}".to_owned() }),
+        piece(Piece::ToolEnd { index: 1 }),
         Update::Finished(ending(Finish::ToolCalls)),
     ]
 }
@@ -254,20 +253,20 @@ fn log_probabilities_travel_with_their_text() {
 #[test]
 fn whole_answers() {
     let call = WholeCall {
-        id: "call_1".to_owned(),
+        id: Some("call_1".to_owned()),
         name: "f".to_owned(),
         arguments: "{\"a\":1}".to_owned(),
     };
-    let spoken = Whole {
+    let spoken = WholeAnswer {
         content: "hello".to_owned(),
         reasoning: "hm".to_owned(),
         ending: Some(ending(Finish::Stop)),
-        ..Whole::default()
+        ..WholeAnswer::default()
     };
-    let called = Whole {
+    let called = WholeAnswer {
         tool_calls: vec![call],
         ending: Some(ending(Finish::ToolCalls)),
-        ..Whole::default()
+        ..WholeAnswer::default()
     };
     let wholes = [spoken, called.clone()];
     let whole = response(&head("chat.completion"), &wholes, Shape::default());

@@ -11,12 +11,11 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use engine::Usage;
-use engine::session::{AnswerRequest, Input, TokenLogprob, TokenText, Update};
+use engine::session::{AnswerRequest, Input, TokenLogprob, TokenText, Update, WholeAnswer};
 use serde_json::{Map, Value, json};
 use text::Piece;
 
 use super::{Head, Streaming, check_names, finish_word, finite, format, total};
-use crate::answers::Whole;
 use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
@@ -54,7 +53,7 @@ pub(crate) async fn complete(
     } else {
         Vec::new()
     };
-    let answers = prepare::begin_all(&shared, requests, share).await.map_err(about_prompt)?;
+    let answers = prepare::begin(&shared, requests, share).await.map_err(about_prompt)?;
     let model = shared.model()?;
     // They were judged above, so that these are tokens of the model and not too many.
     let echoed = echoed.into_iter().map(|input| match input {
@@ -171,7 +170,7 @@ fn tokens(items: &[Value], path: &str) -> Result<Vec<u32>> {
 
 fn response(
     head: &Head,
-    wholes: &[Whole],
+    wholes: &[WholeAnswer],
     echoed: &[String],
     choices: usize,
     mut writer: Writer,
@@ -180,7 +179,7 @@ fn response(
         .iter()
         .map(|whole| whole.ending.as_ref().map(|ending| ending.usage).unwrap_or_default())
         .collect();
-    let write = |(index, whole): (usize, &Whole)| {
+    let write = |(index, whole): (usize, &WholeAnswer)| {
         let echo = echoed.get(index / choices.max(1)).map_or("", String::as_str);
         let text = format!("{echo}{}", whole.content);
         let reason = whole.ending.as_ref().map(|ending| finish_word(ending.reason));
@@ -263,7 +262,7 @@ fn shown(token: &TokenText) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{ending, head, logprob, token, usage};
+    use super::super::fixtures::{ending, head, logprob, piece, token, usage};
     use super::*;
     use engine::session::{Ending, Finish};
 
@@ -348,7 +347,7 @@ mod tests {
     #[test]
     fn parts_become_choices() {
         let mut writer = Writer::new(false, 2);
-        let content = Update::from(Piece::Content("a".to_owned()));
+        let content = piece(Piece::Content("a".to_owned()));
         assert_eq!(
             writer.choice(1, &content),
             Some(json!({"index": 1, "text": "a", "logprobs": null, "finish_reason": null}))
@@ -357,7 +356,7 @@ mod tests {
             writer.choice(1, &Update::Finished(ending(Finish::Length))),
             Some(json!({"index": 1, "text": "", "logprobs": null, "finish_reason": "length"}))
         );
-        let nothing = Update::from(Piece::Content(String::new()));
+        let nothing = piece(Piece::Content(String::new()));
         assert_eq!(writer.choice(0, &nothing), None);
         assert_eq!(writer.choice(0, &Update::Prefill { done: 1, total: 2, cached: 0 }), None);
     }
@@ -388,7 +387,7 @@ mod tests {
     #[test]
     fn tokens_that_are_no_characters_are_told_apart() {
         let mut one = logprob(b"\xC3");
-        one.top = vec![(token(7, b"\xE2\x80"), -0.25), (token(8, b"\xEF\xBF\xBD"), -1.0)];
+        one.top = vec![(token(b"\xE2\x80"), -0.25), (token(b"\xEF\xBF\xBD"), -1.0)];
         assert_eq!(
             alternatives(&one),
             json!({"bytes:\\xe2\\x80": -0.25, "\u{fffd}": -1.0, "bytes:\\xc3": -0.5})
@@ -397,10 +396,10 @@ mod tests {
 
     #[test]
     fn whole_answers_begin_with_an_echoed_prompt() {
-        let whole = |text: &str, cached: usize| Whole {
+        let whole = |text: &str, cached: usize| WholeAnswer {
             content: text.to_owned(),
             ending: Some(Ending { usage: usage(cached, 2), ..ending(Finish::Stop) }),
-            ..Whole::default()
+            ..WholeAnswer::default()
         };
         let wholes = [whole("1", 0), whole("2", 9), whole("3", 0), whole("4", 9)];
         let echoed = ["p ".to_owned(), "q ".to_owned()];

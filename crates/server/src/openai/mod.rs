@@ -140,25 +140,22 @@ fn stream(
         let mut usages = vec![Usage::default(); answers.count()];
         while let Some((index, updates)) = wire.next(&mut answers).await {
             for update in updates {
-                let update = match update {
-                    Ok(update) => update,
-                    Err(error) => {
-                        wire.json(&ErrorShape::OpenAi.body(&error));
-                        return wire.done();
-                    }
-                };
                 match &update {
                     // Further answers to a prompt wait for the first to read it.
-                    &Update::Prefill { done, total, cached }
+                    &Ok(Update::Prefill { done, total, cached })
                         if shows_progress && index % group == 0 =>
                     {
                         let progress = json!({"done": done, "total": total, "cached": cached});
                         wire.event("prefill_progress", &progress);
                     }
-                    Update::Finished(ending) => usages[index] = ending.usage,
-                    _ => {}
+                    Ok(Update::Finished(ending)) => usages[index] = ending.usage,
+                    Ok(_) => {}
+                    Err(error) => {
+                        wire.json(&ErrorShape::OpenAi.body(error));
+                        return wire.done();
+                    }
                 }
-                if let Some(choice) = choice_of(index, &update) {
+                if let Some(choice) = update.ok().and_then(|update| choice_of(index, &update)) {
                     wire.text(&streaming.chunk(&head, &choice));
                 }
             }
@@ -264,6 +261,7 @@ fn now_unix_s() -> u64 {
 mod fixtures {
     use super::*;
     use engine::session::Ending;
+    use text::Piece;
 
     pub(super) fn head(object: &'static str) -> Head {
         Head::of("id-1".to_owned(), object, 7, "m")
@@ -288,14 +286,18 @@ mod fixtures {
         Ending { reason, stop_text: None, usage: usage(4, 8) }
     }
 
-    pub(super) fn token(id: u32, bytes: &[u8]) -> TokenText {
+    pub(super) fn token(bytes: &[u8]) -> TokenText {
         let text = String::from_utf8_lossy(bytes).into_owned();
-        TokenText { id, text, bytes: bytes.to_vec() }
+        TokenText { text, bytes: bytes.to_vec() }
+    }
+
+    pub(super) fn piece(piece: Piece) -> Update {
+        Update::Piece(piece, Vec::new())
     }
 
     /// A token that was chosen before another.
     pub(super) fn logprob(bytes: &[u8]) -> TokenLogprob {
-        let (token, other) = (token(1, bytes), token(2, b"x"));
+        let (token, other) = (token(bytes), token(b"x"));
         TokenLogprob {
             token: token.clone(),
             logprob: -0.5,

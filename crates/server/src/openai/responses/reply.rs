@@ -14,6 +14,7 @@ use super::input_text::InputText;
 use super::offers::{Offer, Offers};
 use crate::error::ApiError;
 use crate::openai::logprobs_json;
+use crate::reply::{Event, EventReply};
 use crate::request::call_id;
 
 /// Clients hand back `encrypted_content` unread, and some of them nothing else of what was thought. Nothing is
@@ -38,9 +39,6 @@ const SUMMARY: Place = Place {
     added: "response.reasoning_summary_part.added",
     done: "response.reasoning_summary_part.done",
 };
-
-/// An event's name and its data.
-pub(crate) type Event = (&'static str, Value);
 
 /// What is known of a response before its answer.
 #[derive(Debug)]
@@ -112,118 +110,6 @@ impl Reply {
             outcome: Outcome::UnderWay,
             next_sequence: 0,
         }
-    }
-
-    /// What comes before all else.
-    pub(crate) fn begin(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        self.tell_whole("response.created", &mut events);
-        self.tell_whole("response.in_progress", &mut events);
-        events
-    }
-
-    /// What an update of the answer becomes.
-    pub(crate) fn take(&mut self, update: Update) -> Vec<Event> {
-        let mut events = Vec::new();
-        match update {
-            Update::Prefill { .. } => {}
-            Update::Piece(Piece::Reasoning(text), _) if text.is_empty() => {}
-            Update::Piece(Piece::Reasoning(text), _) => {
-                if !self.last_is(|body| matches!(body, Body::Reasoning { .. })) {
-                    let Extras { thinking: keep, summary: is_summary, .. } = self.extras;
-                    let text = String::new();
-                    self.open(Body::Reasoning { text, keep, is_summary }, &mut events);
-                }
-                let name = if self.extras.summary {
-                    "response.reasoning_summary_text.delta"
-                } else {
-                    "response.reasoning_text.delta"
-                };
-                self.grow(name, &text, None, &mut events);
-            }
-            Update::Piece(Piece::Content(text), logprobs) => {
-                if self.extras.logprobs
-                    && let Value::Array(tokens) = logprobs_json(&logprobs)["content"].take()
-                {
-                    self.pending.extend(tokens);
-                }
-                if text.is_empty() {
-                    return events;
-                }
-                if !self.last_is(|body| matches!(body, Body::Message { .. })) {
-                    let logprobs = self.extras.logprobs.then(Vec::new);
-                    self.open(Body::Message { text: String::new(), logprobs }, &mut events);
-                }
-                let tokens = std::mem::take(&mut self.pending);
-                self.grow("response.output_text.delta", &text, Some(tokens), &mut events);
-            }
-            Update::Piece(Piece::ToolBegin { id, name, .. }, _) => {
-                let call_id = call_id(id);
-                let offer = self.offers.called(&name);
-                let body = if offer.is_custom {
-                    Body::Custom { call_id, offer, input: InputText::default() }
-                } else {
-                    Body::Call { call_id, offer, arguments: String::new() }
-                };
-                self.open(body, &mut events);
-            }
-            Update::Piece(Piece::ToolArguments { json, .. }, _) => {
-                self.grow_call(&json, &mut events)
-            }
-            Update::Piece(Piece::ToolEnd { .. }, _) => {
-                if self.last_is(|body| matches!(body, Body::Call { .. } | Body::Custom { .. })) {
-                    self.close("completed", &mut events);
-                }
-            }
-            Update::Finished(ending) => {
-                let is_cut = ending.reason == Finish::Length;
-                self.finish_message(&mut events);
-                self.close(if is_cut { "incomplete" } else { "completed" }, &mut events);
-                self.outcome = Outcome::Ended(ending);
-                let name = if is_cut { "response.incomplete" } else { "response.completed" };
-                self.tell_whole(name, &mut events);
-            }
-        }
-        events
-    }
-
-    /// What the error becomes that the answer ends with.
-    pub(crate) fn fail(&mut self, error: ApiError) -> Vec<Event> {
-        let mut events = Vec::new();
-        let told = json!({"code": error.code, "message": error.message, "param": error.param});
-        self.tell("error", told, &mut events);
-        self.outcome = Outcome::Failed(error);
-        self.tell_whole("response.failed", &mut events);
-        events
-    }
-
-    /// The response so far.
-    pub(crate) fn whole(&self) -> Value {
-        let Head { suffix, created, model, echo } = &self.head;
-        let (status, error, incomplete, usage) = match &self.outcome {
-            Outcome::UnderWay => ("in_progress", Value::Null, Value::Null, Value::Null),
-            Outcome::Failed(error) => ("failed", error_json(error), Value::Null, Value::Null),
-            Outcome::Ended(ending) if ending.reason == Finish::Length => {
-                let why = json!({"reason": "max_output_tokens"});
-                ("incomplete", Value::Null, why, usage_json(ending))
-            }
-            Outcome::Ended(ending) => ("completed", Value::Null, Value::Null, usage_json(ending)),
-        };
-        let mut whole = json!({
-            "id": format!("resp_{suffix}"),
-            "object": "response",
-            "created_at": created,
-            "status": status,
-            "model": model,
-            "output": self.items.iter().map(Item::whole).collect::<Vec<_>>(),
-            "error": error,
-            "incomplete_details": incomplete,
-            "usage": usage,
-        });
-        if let Value::Object(whole) = &mut whole {
-            whole.extend(echo.clone());
-        }
-        whole
     }
 
     fn last_is(&self, is_meant: impl Fn(&Body) -> bool) -> bool {
@@ -400,6 +286,123 @@ impl Reply {
             data.extend(more);
         }
         events.push((name, data));
+    }
+}
+
+impl EventReply for Reply {
+    const KEEP_ALIVE: &'static str = ": keep-alive\n\n";
+
+    fn begin(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.tell_whole("response.created", &mut events);
+        self.tell_whole("response.in_progress", &mut events);
+        events
+    }
+
+    fn take(&mut self, update: Update) -> Vec<Event> {
+        let mut events = Vec::new();
+        match update {
+            Update::Prefill { .. } => {}
+            Update::Piece(Piece::Reasoning(text), _) if text.is_empty() => {}
+            Update::Piece(Piece::Reasoning(text), _) => {
+                if !self.last_is(|body| matches!(body, Body::Reasoning { .. })) {
+                    let Extras { thinking: keep, summary: is_summary, .. } = self.extras;
+                    let text = String::new();
+                    self.open(Body::Reasoning { text, keep, is_summary }, &mut events);
+                }
+                let name = if self.extras.summary {
+                    "response.reasoning_summary_text.delta"
+                } else {
+                    "response.reasoning_text.delta"
+                };
+                self.grow(name, &text, None, &mut events);
+            }
+            Update::Piece(Piece::Content(text), logprobs) => {
+                if self.extras.logprobs
+                    && let Value::Array(tokens) = logprobs_json(&logprobs)["content"].take()
+                {
+                    self.pending.extend(tokens);
+                }
+                if text.is_empty() {
+                    return events;
+                }
+                if !self.last_is(|body| matches!(body, Body::Message { .. })) {
+                    let logprobs = self.extras.logprobs.then(Vec::new);
+                    self.open(Body::Message { text: String::new(), logprobs }, &mut events);
+                }
+                let tokens = std::mem::take(&mut self.pending);
+                self.grow("response.output_text.delta", &text, Some(tokens), &mut events);
+            }
+            Update::Piece(Piece::ToolBegin { id, name, .. }, _) => {
+                let call_id = call_id(id);
+                let offer = self.offers.called(&name);
+                let body = if offer.is_custom {
+                    Body::Custom { call_id, offer, input: InputText::default() }
+                } else {
+                    Body::Call { call_id, offer, arguments: String::new() }
+                };
+                self.open(body, &mut events);
+            }
+            Update::Piece(Piece::ToolArguments { json, .. }, _) => {
+                self.grow_call(&json, &mut events);
+            }
+            Update::Piece(Piece::ToolEnd { .. }, _) => {
+                if self.last_is(|body| matches!(body, Body::Call { .. } | Body::Custom { .. })) {
+                    self.close("completed", &mut events);
+                }
+            }
+            Update::Finished(ending) => {
+                let is_cut = ending.reason == Finish::Length;
+                self.finish_message(&mut events);
+                self.close(if is_cut { "incomplete" } else { "completed" }, &mut events);
+                self.outcome = Outcome::Ended(ending);
+                let name = if is_cut { "response.incomplete" } else { "response.completed" };
+                self.tell_whole(name, &mut events);
+            }
+        }
+        events
+    }
+
+    fn fail(&mut self, error: ApiError) -> Vec<Event> {
+        let mut events = Vec::new();
+        let told = json!({"code": error.code, "message": error.message, "param": error.param});
+        self.tell("error", told, &mut events);
+        self.outcome = Outcome::Failed(error);
+        self.tell_whole("response.failed", &mut events);
+        events
+    }
+
+    fn whole(&self) -> Value {
+        let Head { suffix, created, model, echo } = &self.head;
+        let (status, error, incomplete, usage) = match &self.outcome {
+            Outcome::UnderWay => ("in_progress", Value::Null, Value::Null, Value::Null),
+            Outcome::Failed(error) => ("failed", error_json(error), Value::Null, Value::Null),
+            Outcome::Ended(ending) if ending.reason == Finish::Length => {
+                let why = json!({"reason": "max_output_tokens"});
+                ("incomplete", Value::Null, why, usage_json(ending))
+            }
+            Outcome::Ended(ending) => ("completed", Value::Null, Value::Null, usage_json(ending)),
+        };
+        let mut whole = json!({
+            "id": format!("resp_{suffix}"),
+            "object": "response",
+            "created_at": created,
+            "status": status,
+            "model": model,
+            "output": self.items.iter().map(Item::whole).collect::<Vec<_>>(),
+            "error": error,
+            "incomplete_details": incomplete,
+            "usage": usage,
+        });
+        if let Value::Object(whole) = &mut whole {
+            whole.extend(echo.clone());
+        }
+        whole
+    }
+
+    /// Names fields as this path does: what chat calls `messages` is `input` here.
+    fn in_own_words(error: ApiError) -> ApiError {
+        error.renamed("messages", "input").renamed("response_format", "text.format")
     }
 }
 

@@ -24,12 +24,16 @@ fn reply(extras: Extras) -> Reply {
     Reply::new(head, offers(), extras)
 }
 
+fn piece(piece: Piece) -> Update {
+    Update::Piece(piece, Vec::new())
+}
+
 fn say(text: &str) -> Update {
-    Piece::Content(text.to_owned()).into()
+    piece(Piece::Content(text.to_owned()))
 }
 
 fn think(text: &str) -> Update {
-    Piece::Reasoning(text.to_owned()).into()
+    piece(Piece::Reasoning(text.to_owned()))
 }
 
 fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Update> {
@@ -37,7 +41,7 @@ fn call(index: usize, name: &str, arguments: &[&str]) -> Vec<Update> {
     let begin = Piece::ToolBegin { index, id, name: name.to_owned() };
     let more = arguments.iter().map(|&json| Piece::ToolArguments { index, json: json.to_owned() });
     let pieces = std::iter::once(begin).chain(more).chain([Piece::ToolEnd { index }]);
-    pieces.map(Update::from).collect()
+    pieces.map(piece).collect()
 }
 
 fn end(reason: Finish) -> Update {
@@ -364,7 +368,7 @@ fn cut(updates: Vec<Update>, at: &[usize]) -> Vec<Update> {
             }
             Update::Piece(Piece::Content(text), _) => pieces(&text).map(|text| say(&text)).to_vec(),
             Update::Piece(Piece::ToolArguments { index, json }, _) => {
-                pieces(&json).map(|json| Piece::ToolArguments { index, json }.into()).to_vec()
+                pieces(&json).map(|json| piece(Piece::ToolArguments { index, json })).to_vec()
             }
             update => vec![update],
         })
