@@ -92,6 +92,10 @@ impl Stage {
                 need_component("clippy-driver")?;
                 let targets = ["clippy", "--workspace", "--all-targets"];
                 run_command(cargo.args(targets).args(["--", "-D", "warnings"]))?;
+                // The program without the models inside it.
+                let bare = ["clippy", "--package", "millstream", "--no-default-features"];
+                let targets = ["--all-targets", "--", "-D", "warnings"];
+                run_command(workspace.cargo().args(bare).args(targets))?;
             }
             Stage::Tidy => tidy::run(workspace)?,
             Stage::Test => {

@@ -3,9 +3,11 @@
 //! They are compiled in, 30 MB in all, so that the program is one file to copy and answers on a machine
 //! without a network, a cache or a models folder. `cargo install --git` builds it that way too. Only a
 //! package registry with a limit on the size of a crate (crates.io: 10 MB) would need them beside the
-//! program instead; the change would be in this file alone.
+//! program instead; the change would be in this file alone. Without the cargo feature `builtin` there are none.
 
 use checkpoint::Checkpoint;
+
+use crate::report::Advised;
 
 /// What runs when no model is named.
 pub(crate) const DEFAULT: &str = "pebble";
@@ -20,6 +22,7 @@ pub(crate) struct Builtin {
     pub(crate) files: &'static [(&'static str, &'static [u8])],
 }
 
+#[cfg(feature = "builtin")]
 macro_rules! files {
     ($folder:literal: $($file:literal),+) => {
         &[$((
@@ -32,7 +35,12 @@ macro_rules! files {
 }
 
 /// Every model inside this program.
-pub(crate) static ALL: [Builtin; 3] = [
+#[cfg(not(feature = "builtin"))]
+pub(crate) static ALL: &[Builtin] = &[];
+
+/// Every model inside this program.
+#[cfg(feature = "builtin")]
+pub(crate) static ALL: &[Builtin] = &[
     Builtin {
         name: "pebble",
         about: "a small mixture of experts that tells stories, reckons and calls tools",
@@ -55,8 +63,12 @@ pub(crate) static ALL: [Builtin; 3] = [
 
 impl Builtin {
     /// The model of this name.
-    pub(crate) fn find(name: &str) -> Option<&'static Builtin> {
-        ALL.iter().find(|builtin| builtin.name == name)
+    pub(crate) fn find(name: &str) -> Result<&'static Builtin, Advised> {
+        ALL.iter().find(|builtin| builtin.name == name).ok_or_else(|| {
+            let message = format!("this program was built without {name}");
+            let hint = "name a model by its folder, or build with the cargo feature `builtin`";
+            Advised::new(message, hint)
+        })
     }
 
     /// Opens it.
@@ -74,6 +86,15 @@ impl Builtin {
 mod tests {
     use super::*;
 
+    #[cfg(not(feature = "builtin"))]
+    #[test]
+    fn a_model_that_was_left_out_is_told_with_advice() {
+        let error = anyhow::Error::from(Builtin::find(DEFAULT).err().unwrap());
+        assert_eq!(error.to_string(), "this program was built without pebble");
+        assert!(crate::report::hints(&error)[0].contains("`builtin`"));
+    }
+
+    #[cfg(feature = "builtin")]
     #[test]
     fn every_builtin_alias_is_here() {
         for alias in hub::aliases() {
@@ -82,6 +103,6 @@ mod tests {
                 assert!(builtin.open().unwrap().total_bytes() < builtin.size_bytes());
             }
         }
-        assert!(Builtin::find(DEFAULT).is_some());
+        assert!(Builtin::find(DEFAULT).is_ok());
     }
 }

@@ -127,10 +127,7 @@ impl Invocation {
     /// Finds the files of a model, or of a part of one.
     pub(crate) fn find(&self, name: &str) -> Result<(Option<PathBuf>, Checkpoint)> {
         let (folder, checkpoint) = match hub::resolve(name, &self.environment)? {
-            Location::Builtin(builtin) => match Builtin::find(builtin) {
-                Some(builtin) => (None, builtin.open()),
-                None => anyhow::bail!("this program was built without {builtin}"),
-            },
+            Location::Builtin(builtin) => (None, Builtin::find(builtin)?.open()),
             Location::Folder(folder) => {
                 let folder = repack::found(&folder, name, &self.environment).unwrap_or(folder);
                 let checkpoint = Checkpoint::open(&folder);

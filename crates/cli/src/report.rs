@@ -148,7 +148,7 @@ pub(crate) const RECORDING: &str =
 const DAMAGED: &str = "if it was not edited, it is damaged: download it again";
 
 /// Advice for every cause that has some.
-fn hints(error: &anyhow::Error) -> Vec<String> {
+pub(crate) fn hints(error: &anyhow::Error) -> Vec<String> {
     let mut hints: Vec<String> = Vec::new();
     for cause in error.chain() {
         if let Some(advised) = cause.downcast_ref::<Advised>() {

@@ -15,7 +15,7 @@ pub(crate) fn run(args: &ListArgs, invocation: &Invocation) -> Result<()> {
     let installed = hub::list(&invocation.environment);
     if args.json {
         let mut models = Vec::new();
-        for builtin in &builtin::ALL {
+        for builtin in builtin::ALL {
             models.push(json!({
                 "name": builtin.name,
                 "builtin": true,
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ListArgs, invocation: &Invocation) -> Result<()> {
     }
     let titles = ["NAME", "SIZE", "TYPE", "WHERE"];
     let mut rows = vec![titles.map(str::to_owned).to_vec()];
-    for builtin in &builtin::ALL {
+    for builtin in builtin::ALL {
         let size = size::bytes(builtin.size_bytes());
         rows.push(vec![
             builtin.name.to_owned(),

@@ -42,10 +42,7 @@ impl Origin {
     pub(super) fn open(name: &str, environment: &Environment) -> Result<Origin> {
         let place = match hub::resolve(name, environment)? {
             Location::Folder(folder) => Place::Folder(folder),
-            Location::Builtin(builtin) => match Builtin::find(builtin) {
-                Some(builtin) => Place::Builtin(builtin),
-                None => bail!("this program was built without {builtin}"),
-            },
+            Location::Builtin(builtin) => Place::Builtin(Builtin::find(builtin)?),
         };
         let checkpoint = match &place {
             Place::Folder(folder) => Checkpoint::open(folder),
