@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 
 use crate::config::{CONFIG_LIMIT_BYTES, CONFIG_NAME, add_token_ids};
-use crate::folder::{Bytes, Folder, OpenFile, allocate};
+use crate::folder::{Bytes, Folder, Made, OpenFile, allocate};
 use crate::{Config, Error, FileIndex, Result, Source, Span, Tensor, Warning, safetensors, shards};
 use format::Dtype;
 
@@ -66,13 +66,23 @@ impl Checkpoint {
     pub fn from_memory(files: &[(&'static str, &'static [u8])]) -> Result<Checkpoint> {
         let entry =
             |&(name, bytes): &(&str, &'static [u8])| (name.to_owned(), Bytes::Static(bytes));
-        Checkpoint::from_folder(Folder::Memory(files.iter().map(entry).collect()))
+        let files = files.iter().map(entry).collect();
+        Checkpoint::from_folder(Folder::Memory { files, made: BTreeMap::new() })
     }
 
     /// The same from bytes made at run time.
     pub fn from_owned(files: Vec<(String, Vec<u8>)>) -> Result<Checkpoint> {
+        Checkpoint::from_made(files, Vec::new())
+    }
+
+    /// The same with weight files whose bytes are made when they are read.
+    pub fn from_made(
+        files: Vec<(String, Vec<u8>)>,
+        weights: Vec<(String, Arc<dyn Made>)>,
+    ) -> Result<Checkpoint> {
         let entry = |(name, bytes): (String, Vec<u8>)| (name, Bytes::Shared(bytes.into()));
-        Checkpoint::from_folder(Folder::Memory(files.into_iter().map(entry).collect()))
+        let files = files.into_iter().map(entry).collect();
+        Checkpoint::from_folder(Folder::Memory { files, made: weights.into_iter().collect() })
     }
 
     fn from_folder(folder: Folder) -> Result<Checkpoint> {
@@ -171,7 +181,7 @@ impl Checkpoint {
         self.files[file.0 as usize].source()
     }
 
-    /// The weight file as it was opened for its header; `None` for one in memory. Who opens the path
+    /// The weight file as it was opened for its header; `None` for one that is not on a disk. Who opens the path
     /// again can tell by it whether that is still the same file.
     ///
     /// # Panics

@@ -1,10 +1,12 @@
-//! Where files come from: a folder on disk, or bytes in memory (the built-in model, tests).
+//! Where files come from: a folder on disk, bytes in memory (the built-in model, tests), or a rule that makes the
+//! bytes when they are read (synthetic models).
 //!
-//! Both answer the same three questions (which names, a small file whole, a large file for
+//! All answer the same three questions (which names, a small file whole, a large file for
 //! positioned reads), so everything above is one code path. Only plain names are accepted: no
 //! separators, no `..`. Symbolic links are followed, because the Hugging Face cache is made of them.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Deref;
@@ -42,11 +44,32 @@ impl Deref for Bytes {
     }
 }
 
+/// A file that is nowhere: its bytes are made whenever they are read, the same ones each time.
+pub trait Made: Debug + Send + Sync {
+    /// How long the file is.
+    fn len_bytes(&self) -> u64;
+
+    /// Fills `out` with the bytes from `offset` on, all of which lie inside the file.
+    fn fill(&self, offset: u64, out: &mut [u8]);
+
+    /// The same for a range that may end beyond the file: how many bytes there were.
+    fn fill_some(&self, offset: u64, out: &mut [u8]) -> usize {
+        let left = self.len_bytes().saturating_sub(offset);
+        let count = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        self.fill(offset, &mut out[..count]);
+        count
+    }
+}
+
 /// A set of files.
 #[derive(Debug)]
 pub(crate) enum Folder {
     Disk(PathBuf),
-    Memory(BTreeMap<String, Bytes>),
+    Memory {
+        files: BTreeMap<String, Bytes>,
+        /// Weight files.
+        made: BTreeMap<String, Arc<dyn Made>>,
+    },
 }
 
 /// A large file, open for positioned reads.
@@ -61,6 +84,7 @@ pub(crate) struct OpenFile {
 enum Content {
     Disk(File),
     Memory(Bytes),
+    Made(Arc<dyn Made>),
 }
 
 /// Where a checkpoint file's bytes are, for a reader that brings its own I/O.
@@ -70,6 +94,8 @@ pub enum Source<'a> {
     Path(&'a Path),
     /// The file's bytes; a clone of the handle outlives the checkpoint.
     Memory(&'a Bytes),
+    /// What makes the bytes; a clone of the handle outlives the checkpoint.
+    Made(&'a Arc<dyn Made>),
 }
 
 /// Whether `name` is one component that stays inside its folder on every system.
@@ -86,7 +112,7 @@ impl Folder {
     pub(crate) fn path(&self) -> PathBuf {
         match self {
             Folder::Disk(path) => path.clone(),
-            Folder::Memory(_) => PathBuf::from("<memory>"),
+            Folder::Memory { .. } => PathBuf::from("<memory>"),
         }
     }
 
@@ -95,14 +121,18 @@ impl Folder {
         match self {
             Folder::Disk(path) => path.join(name),
             // No path of this system, so it reads the same on all.
-            Folder::Memory(_) => PathBuf::from(format!("<memory>/{name}")),
+            Folder::Memory { .. } => PathBuf::from(format!("<memory>/{name}")),
         }
     }
 
     /// The plain file names in it, sorted.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         match self {
-            Folder::Memory(files) => Ok(files.keys().cloned().collect()),
+            Folder::Memory { files, made } => {
+                let mut names: Vec<String> = files.keys().chain(made.keys()).cloned().collect();
+                names.sort_unstable();
+                Ok(names)
+            }
             Folder::Disk(path) => {
                 let failed = |source| Error::Io { path: path.clone(), operation: "list", source };
                 let mut names = Vec::new();
@@ -125,11 +155,14 @@ impl Folder {
         }
         let path = self.path_of(name);
         match self {
-            Folder::Memory(files) => Ok(files.get(name).map(|bytes| OpenFile {
-                path,
-                len_bytes: bytes.as_slice().len() as u64,
-                content: Content::Memory(bytes.clone()),
-            })),
+            Folder::Memory { files, made } => {
+                let (len_bytes, content) = match (files.get(name), made.get(name)) {
+                    (Some(bytes), _) => (bytes.len() as u64, Content::Memory(bytes.clone())),
+                    (None, Some(made)) => (made.len_bytes(), Content::Made(Arc::clone(made))),
+                    (None, None) => return Ok(None),
+                };
+                Ok(Some(OpenFile { path, len_bytes, content }))
+            }
             Folder::Disk(_) => match machine::file::open(&path) {
                 Ok(found) => Ok(found.map(|(file, len_bytes)| OpenFile {
                     path,
@@ -148,7 +181,7 @@ impl Folder {
         }
         let path = self.path_of(name);
         match self {
-            Folder::Memory(files) => match files.get(name) {
+            Folder::Memory { files, .. } => match files.get(name) {
                 Some(bytes) if bytes.len() as u64 > limit => {
                     Err(refused(path, Refusal::TooLarge, limit))
                 }
@@ -211,6 +244,7 @@ impl OpenFile {
                 out[..count].copy_from_slice(&bytes[start..start + count]);
                 Ok(count)
             }
+            Content::Made(made) => Ok(made.fill_some(offset, out)),
         }
     }
 
@@ -218,13 +252,14 @@ impl OpenFile {
         match &self.content {
             Content::Disk(_) => Source::Path(&self.path),
             Content::Memory(bytes) => Source::Memory(bytes),
+            Content::Made(made) => Source::Made(made),
         }
     }
 
     pub(crate) fn opened(&self) -> Option<&File> {
         match &self.content {
             Content::Disk(file) => Some(file),
-            Content::Memory(_) => None,
+            Content::Memory(_) | Content::Made(_) => None,
         }
     }
 }

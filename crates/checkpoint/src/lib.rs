@@ -30,7 +30,7 @@ pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use error::{Error, Result};
 pub use experts::{ExpertForm, ExpertLayout, Projection};
-pub use folder::{Bytes, Source};
+pub use folder::{Bytes, Made, Source};
 pub use linear::{Linear, LinearSlice};
 pub use quantization::{Mode, Quantization, Scheme};
 pub use rows::Rows;

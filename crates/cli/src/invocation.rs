@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use checkpoint::{Checkpoint, Warning};
+use checkpoint::{Checkpoint, FileIndex, Source, Warning};
 use experts::probe::Choice;
 use hub::Location;
 use machine::memory::Memory;
@@ -39,7 +39,7 @@ pub(crate) struct Invocation {
 pub(crate) struct OpenModel {
     /// As it was asked for.
     pub(crate) name: String,
-    /// Where it lies; `None` inside this program.
+    /// Where it lies; `None` inside this program, or where it is made.
     pub(crate) folder: Option<PathBuf>,
     /// Its files.
     pub(crate) checkpoint: Checkpoint,
@@ -59,13 +59,14 @@ pub(crate) struct FewerExperts {
 impl OpenModel {
     /// Where experts come from that are not in memory.
     pub(crate) fn expert_source(&self) -> &'static str {
-        match self.folder {
-            Some(_) => "the disk",
-            None => "inside the program",
+        match self.checkpoint.source(FileIndex(0)) {
+            Source::Path(_) => "the disk",
+            Source::Memory(_) => "inside the program",
+            Source::Made(_) => "a generator",
         }
     }
 
-    /// What reads of its experts have to do with; `None` inside this program.
+    /// What reads of its experts have to do with; `None` where no disk is read.
     pub(crate) fn place(&self) -> Option<Place> {
         Some(Place::new(self.folder.as_deref()?, runtime::mean_read_bytes(&self.spec)))
     }
@@ -81,22 +82,30 @@ impl Invocation {
     /// Finds a model by name and reads its headers; what is odd about it is logged, or about what is asked of it.
     pub(crate) fn open(&self, name: &str) -> Result<OpenModel> {
         let model = self.open_draft(name)?;
-        for line in self.vain_options(&model.spec) {
-            tracing::warn!("{name}: {line}");
-        }
+        self.tell_of_vain_options(&model);
+        Ok(model)
+    }
+
+    /// The same for a model in no file: so many layers of a shape that `synth` knows.
+    pub(crate) fn open_synthetic(&self, shape: &str, layers: Option<usize>) -> Result<OpenModel> {
+        let (name, checkpoint) = workbench::synth::made(shape, layers)?;
+        let model = self.describe(name, None, checkpoint)?;
+        tell_of_oddities(&model);
+        self.tell_of_vain_options(&model);
         Ok(model)
     }
 
     /// The same for a model whose experts the options do not mean.
     pub(crate) fn open_draft(&self, name: &str) -> Result<OpenModel> {
         let model = self.open_quietly(name)?;
-        for line in warning_lines(&model.checkpoint.warnings()) {
-            tracing::warn!("{name}: {line}");
-        }
-        if let Some(fewer) = model.fewer_experts {
-            tracing::warn!("{name}: each token uses {fewer}; answers differ from the model's own");
-        }
+        tell_of_oddities(&model);
         Ok(model)
+    }
+
+    fn tell_of_vain_options(&self, model: &OpenModel) {
+        for line in self.vain_options(&model.spec) {
+            tracing::warn!("{}: {line}", model.name);
+        }
     }
 
     /// Options that say something about experts and change nothing for this model.
@@ -140,6 +149,15 @@ impl Invocation {
     /// The same, for who shows the warnings in another way.
     pub(crate) fn open_quietly(&self, name: &str) -> Result<OpenModel> {
         let (folder, checkpoint) = self.find(name)?;
+        self.describe(name.to_owned(), folder, checkpoint)
+    }
+
+    fn describe(
+        &self,
+        name: String,
+        folder: Option<PathBuf>,
+        checkpoint: Checkpoint,
+    ) -> Result<OpenModel> {
         let mut spec = model::arch::spec(&checkpoint).map_err(runtime::Error::from)?;
         let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token()).max();
         let fewer_experts = match (self.global.experts_per_token, asked) {
@@ -149,7 +167,7 @@ impl Invocation {
             }
             _ => None,
         };
-        Ok(OpenModel { name: name.to_owned(), folder, checkpoint, spec, fewer_experts })
+        Ok(OpenModel { name, folder, checkpoint, spec, fewer_experts })
     }
 
     /// What the global options ask of a plan.
@@ -294,6 +312,17 @@ impl Invocation {
         let runner = Runner::load_spec(&model.checkpoint, spec, &plan.options, &progress);
         bar.finish_and_clear();
         Ok(runner?)
+    }
+}
+
+/// Logs what is odd about a model.
+fn tell_of_oddities(model: &OpenModel) {
+    let name = &model.name;
+    for line in warning_lines(&model.checkpoint.warnings()) {
+        tracing::warn!("{name}: {line}");
+    }
+    if let Some(fewer) = model.fewer_experts {
+        tracing::warn!("{name}: each token uses {fewer}; answers differ from the model's own");
     }
 }
 

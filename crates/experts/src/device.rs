@@ -82,7 +82,7 @@ pub trait Device: Debug + Send + Sync {
         true
     }
 
-    /// Whether the bytes are in memory already, so that there is no disk to be measured.
+    /// Whether the bytes are in memory already, or are made there, so that there is no disk to be measured.
     fn is_memory(&self) -> bool {
         false
     }

@@ -2,11 +2,13 @@
 //!
 //! The same seed gives the same model as an MLX folder (affine 4-bit, f16 scales and biases) and
 //! as a GGUF file (Q4_1): every weight decodes to the same f32 in both. The experts of gpt-oss are mxfp4,
-//! and it has no GGUF here. Draft heads of the same shapes are written for what they cost. Nothing here runs a model.
+//! and it has no GGUF here. Draft heads of the same shapes are written for what they cost. A model can also be in no
+//! file at all ([`made`]): its weights are made as they are read. Nothing here runs a model.
 
 mod draw;
 mod gguf;
 mod heads;
+mod made;
 mod mlx;
 mod parts;
 mod router;
@@ -26,6 +28,7 @@ use machine::size;
 use heads::Head;
 use shape::Shape;
 
+pub use made::made;
 pub use parts::Progress;
 pub use router::Router;
 
@@ -54,7 +57,7 @@ pub struct Request {
 }
 
 /// What decides the weights' values.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Values {
     /// The same seed gives the same weights.
     pub seed: u64,
@@ -62,6 +65,12 @@ pub struct Values {
     pub group: usize,
     /// How evenly tokens choose among the experts.
     pub router: Router,
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        Values { seed: 1, group: 32, router: Router::Uniform }
+    }
 }
 
 /// The kind of checkpoint.
@@ -285,6 +294,11 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// A model in memory is none.
+    Made {
+        /// Why not.
+        source: Box<checkpoint::Error>,
+    },
     /// A file of weights cannot be written.
     Weights {
         /// The file.
@@ -328,6 +342,7 @@ impl Error {
             Error::Space { .. } => Some("--layers N writes the first N layers only".to_owned()),
             Error::Layers { .. }
             | Error::Interrupted
+            | Error::Made { .. }
             | Error::Io { .. }
             | Error::Weights { .. } => None,
         }
@@ -362,6 +377,7 @@ impl std::fmt::Display for Error {
                 size::bytes(*free)
             ),
             Error::Interrupted => write!(formatter, "interrupted"),
+            Error::Made { .. } => write!(formatter, "cannot make the model"),
             Error::Io { path, .. } | Error::Weights { path, .. } => {
                 write!(formatter, "cannot write {}", path.display())
             }
@@ -373,7 +389,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } => Some(source),
-            Error::Weights { source, .. } => Some(&**source),
+            Error::Made { source } | Error::Weights { source, .. } => Some(&**source),
             _ => None,
         }
     }

@@ -80,6 +80,15 @@ pub(crate) struct BenchArgs {
     /// A folder, a name in the Hugging Face cache, or an alias
     #[arg(default_value = crate::builtin::DEFAULT)]
     pub(crate) model: String,
+    /// Measure a model of this shape instead, such as qwen3.5-35b-a3b: `synth` by its defaults, but in no file
+    ///
+    /// Its weights are made where they are used, so only memory has to hold it.
+    #[arg(long, value_name = "SHAPE", env = "MILLSTREAM_SYNTHETIC", conflicts_with = "model")]
+    pub(crate) synthetic: Option<String>,
+    /// The first so many layers of the shape; by default all
+    #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS", requires = "synthetic",
+          value_parser = super::at_least_one)]
+    pub(crate) layers: Option<usize>,
     /// Prompt lengths to measure, separated by commas
     #[arg(long, value_name = "COUNTS", env = "MILLSTREAM_PROMPT_TOKENS", value_delimiter = ',',
           default_value = "128,512", value_parser = super::at_least_one)]
@@ -174,7 +183,7 @@ pub(crate) struct SynthArgs {
     /// Folder (mlx) or file (gguf) to write
     #[arg(value_hint = clap::ValueHint::AnyPath)]
     pub(crate) out: PathBuf,
-    /// Layers to write; by default all
+    /// The first so many layers of the shape; by default all
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS",
           value_parser = super::at_least_one)]
     pub(crate) layers: Option<usize>,

@@ -13,7 +13,10 @@ use crate::measured::Measured;
 use crate::size;
 
 pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
-    let model = invocation.open(&args.model)?;
+    let model = match &args.synthetic {
+        Some(shape) => invocation.open_synthetic(shape, args.layers)?,
+        None => invocation.open(&args.model)?,
+    };
     if let Some(pairs) = args.pairs {
         return pairs::run(pairs, args, &model, invocation);
     }
@@ -24,6 +27,12 @@ pub(crate) fn run(args: &BenchArgs, invocation: &Invocation) -> Result<()> {
         trace: args.trace.clone(),
     };
     let plan = invocation.plan_for(&model, options.positions(), 1)?;
+    if args.synthetic.is_some() && plan.streaming.is_some() {
+        tracing::warn!(
+            "experts that are not in memory are made each time they are wanted: what is said of reads is \
+             about that, not about a disk"
+        );
+    }
     let facts = Facts::gather();
     let mut runner = invocation.load_planned(&model, plan)?;
     let mut swap = SwapWatch::start();

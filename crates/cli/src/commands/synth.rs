@@ -15,12 +15,8 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
         SynthFormat::Mlx => Format::Mlx,
         SynthFormat::Gguf => Format::Gguf,
     };
-    let router = match args.router {
-        SynthRouter::Uniform => Router::Uniform,
-        SynthRouter::Tuned => Router::Tuned,
-    };
-    let values = Values { seed: args.seed, group: args.group, router };
-    let mut request = Request::new(&args.like, args.layers, values, format, args.out.clone())?;
+    let mut request =
+        Request::new(&args.like, args.layers, values(args), format, args.out.clone())?;
     match args.head {
         None => {}
         Some(SynthHead::Mtp) => request.set_head(HeadKind::Mtp)?,
@@ -44,4 +40,28 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
     let (out, bytes) = (args.out.display(), size::bytes(weight_bytes));
     say!("{out}: {}, {bytes} of weights", request.description());
     Ok(())
+}
+
+fn values(args: &SynthArgs) -> Values {
+    let router = match args.router {
+        SynthRouter::Uniform => Router::Uniform,
+        SynthRouter::Tuned => Router::Tuned,
+    };
+    Values { seed: args.seed, group: args.group, router }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// `bench --synthetic` has the model that `synth` writes.
+    #[test]
+    fn defaults_are_those_of_a_model_in_no_file() {
+        let typed = ["millstream", "synth", "--like", "tiny-llama", "out"];
+        let Command::Synth(args) = Cli::parse_from(typed).command else { panic!() };
+        assert_eq!(values(&args), Values::default());
+    }
 }

@@ -64,3 +64,33 @@ fn comma_separated_values_have_a_column_for_everything_that_is_read() {
         assert_eq!(!row[column].is_empty(), is_streamed, "{text}");
     }
 }
+
+#[test]
+fn a_model_in_no_file_is_measured_like_the_one_that_synth_writes() {
+    let home = Home::new();
+    home.run(&["synth", "--like", "tiny-qwen3-moe", "model"]).good();
+    let short =
+        ["--json", "--prompt-tokens", "8", "--gen-tokens", "2", "--repeat", "1", "--threads=2"];
+    let report = |model: &[&str]| home.run(&[&["bench"], model, &short].concat()).json();
+    let (made, written) = (report(&["--synthetic", "tiny-qwen3-moe"]), report(&["./model"]));
+    assert_eq!(made["model"], "4 layers of tiny-qwen3-moe");
+    for key in ["model_type", "weight_bytes", "threads"] {
+        assert_eq!(made[key], written[key], "{key}");
+    }
+    let per_token = |report: &serde_json::Value| report["runs"][0]["bytes_per_token"].clone();
+    assert_eq!(per_token(&made), per_token(&written));
+    let fewer = report(&["--synthetic", "tiny-qwen3-moe", "--layers", "2"]);
+    assert!(per_token(&fewer).as_u64().unwrap() < per_token(&made).as_u64().unwrap());
+    let streamed = report(&["--synthetic", "tiny-qwen3-moe", "--expert-slots", "24"]);
+    assert!(streamed["runs"][0]["read_bytes_per_token"].as_u64().unwrap() > 0, "{streamed}");
+}
+
+#[test]
+fn a_shape_that_is_none_is_told() {
+    let home = Home::new();
+    let stderr = home.run(&["bench", "--synthetic", "qwen9"]).bad(1);
+    assert_has(&stderr, &["there is no shape `qwen9`", "hint: the shapes are ", "gpt-oss-20b"]);
+    let stderr = home.run(&["bench", "./model", "--synthetic", "tiny-llama"]).bad(2);
+    assert_has(&stderr, &["'--synthetic <SHAPE>'", "cannot be used with", "'[MODEL]'"]);
+    assert_has(&home.run(&["bench", "--layers", "2"]).bad(2), &["--synthetic <SHAPE>"]);
+}

@@ -1,4 +1,4 @@
-//! The real device: files on a disk, or bytes that are in memory already.
+//! The real device: files on a disk, bytes that are in memory already, or bytes that are made when they are read.
 //!
 //! Direct reads go past the file cache, so what is read is charged to the slot it lands in alone.
 //! Buffered reads go through the cache, and each gives its pages back at once. A file keeps the
@@ -8,8 +8,9 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use checkpoint::{Bytes, Checkpoint, FileIndex, Source};
+use checkpoint::{Bytes, Checkpoint, FileIndex, Made, Source};
 use serde::{Deserialize, Serialize};
 
 use super::identity::Original;
@@ -37,6 +38,7 @@ pub struct Files {
 enum Opened {
     Disk { path: PathBuf, file: File, original: Original },
     Memory(Bytes),
+    Made(Arc<dyn Made>),
 }
 
 impl Files {
@@ -48,6 +50,7 @@ impl Files {
             let index = FileIndex(index as u32);
             files.push(match checkpoint.source(index) {
                 Source::Memory(bytes) => Opened::Memory(bytes.clone()),
+                Source::Made(made) => Opened::Made(Arc::clone(made)),
                 Source::Path(path) => open_disk(path, access, checkpoint.opened(index))?,
             });
         }
@@ -73,6 +76,7 @@ impl Files {
         match &self.files[file.0 as usize] {
             Opened::Disk { original, .. } => original.len_bytes(),
             Opened::Memory(bytes) => bytes.len() as u64,
+            Opened::Made(made) => made.len_bytes(),
         }
     }
 }
@@ -110,13 +114,14 @@ impl Device for Files {
                 out[..count].copy_from_slice(&bytes[start..start + count]);
                 Ok(count)
             }
+            Some(Opened::Made(made)) => Ok(made.fill_some(offset, out)),
         }
     }
 
     fn path(&self, file: FileIndex) -> &Path {
         match self.files.get(file.0 as usize) {
             Some(Opened::Disk { path, .. }) => path,
-            Some(Opened::Memory(_)) => Path::new("<memory>"),
+            Some(Opened::Memory(_) | Opened::Made(_)) => Path::new("<memory>"),
             None => Path::new("<no such file>"),
         }
     }
@@ -154,11 +159,11 @@ impl Device for Files {
     fn may_be_cached(&self, file: FileIndex, offset: u64) -> bool {
         match self.files.get(file.0 as usize) {
             Some(Opened::Disk { file, .. }) => system::may_be_cached(file, offset),
-            Some(Opened::Memory(_)) | None => true,
+            Some(Opened::Memory(_) | Opened::Made(_)) | None => true,
         }
     }
 
     fn is_memory(&self) -> bool {
-        self.files.iter().all(|opened| matches!(opened, Opened::Memory(_)))
+        !self.files.iter().any(|opened| matches!(opened, Opened::Disk { .. }))
     }
 }

@@ -21,6 +21,9 @@ use format::Dtype;
 /// The size at which mlx-lm starts a new file.
 const SHARD_BYTES: u64 = 5 << 30;
 
+/// Where the weights of a file begin: at a multiple of this.
+const ALIGNMENT: u64 = 8;
+
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// Marks a folder that is being written.
@@ -46,6 +49,16 @@ impl Shard {
             self.declarations.push(Declaration::new(part.name.clone(), dtype, &shape));
             self.parts.push(part);
         }
+    }
+
+    /// Everything before the weights.
+    pub(super) fn header(&self) -> Result<Vec<u8>, checkpoint::Error> {
+        checkpoint::write::header(&self.declarations, &metadata(), ALIGNMENT)
+    }
+
+    /// What fills it.
+    pub(super) fn into_parts(self) -> Vec<Part> {
+        self.parts
     }
 
     /// The tensors in it, by their names in the file.
@@ -89,35 +102,42 @@ pub(super) fn fill(folder: &Path, write: impl FnOnce() -> Result<(), Error>) -> 
 
 fn write_files(request: &Request, tensors: &[Tensor], progress: Progress<'_>) -> Result<(), Error> {
     let shards = shards(tensors, request.values);
-    let total: u64 = shards.iter().map(|shard| shard.bytes).sum();
-    let mut weight_map = Map::new();
+    let total: u64 = shards.iter().map(|(_, shard)| shard.bytes).sum();
     let mut done = 0;
-    for (index, shard) in shards.iter().enumerate() {
-        let name = match shards.len() {
-            1 => "model.safetensors".to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-        };
-        write_shard(&request.out.join(&name), shard, request.threads, |bytes| {
+    for (name, shard) in &shards {
+        write_shard(&request.out.join(name), shard, request.threads, |bytes| {
             done += bytes;
             progress(done, total)
         })?;
+    }
+    for (name, text) in side_files(request, &shards) {
+        let path = request.out.join(name);
+        fs::write(&path, text).map_err(|source| Error::io(&path, source))?;
+    }
+    Ok(())
+}
+
+/// Every file but the weights: its name and its text. config.json comes last.
+pub(super) fn side_files(
+    request: &Request,
+    shards: &[(String, Shard)],
+) -> [(&'static str, String); 6] {
+    let total: u64 = shards.iter().map(|(_, shard)| shard.bytes).sum();
+    let mut weight_map = Map::new();
+    for (name, shard) in shards {
         weight_map.extend(shard.names().map(|tensor| (tensor.to_owned(), json!(name))));
     }
     weight_map.sort_keys();
     let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
     let generation = json!({ "eos_token_id": [END_OF_TURN, END_OF_TEXT], "do_sample": false });
-    for (name, text) in [
+    [
         (INDEX, pretty(&index)),
         ("generation_config.json", pretty(&generation)),
         ("tokenizer.json", TOKENIZER.to_owned()),
         ("tokenizer_config.json", TOKENIZER_CONFIG.to_owned()),
         ("chat_template.jinja", CHAT_TEMPLATE.to_owned()),
         ("config.json", pretty(&config(&request.shape, request.layers, request.values))),
-    ] {
-        let path = request.out.join(name);
-        fs::write(&path, text).map_err(|source| Error::io(&path, source))?;
-    }
-    Ok(())
+    ]
 }
 
 /// One weight file; `progress` is told of every few bytes.
@@ -127,10 +147,9 @@ pub(super) fn write_shard(
     threads: usize,
     mut progress: impl FnMut(u64) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
     let failed = |source| Error::weights(path, source);
     let mut writer =
-        SafetensorsWriter::create(path, &shard.declarations, &metadata).map_err(failed)?;
+        SafetensorsWriter::create(path, &shard.declarations, &metadata()).map_err(failed)?;
     stream(&shard.parts, threads, |tensor, bytes| {
         writer.write(tensor, bytes).map_err(failed)?;
         progress(bytes.len() as u64)
@@ -139,7 +158,12 @@ pub(super) fn write_shard(
     Ok(())
 }
 
-fn shards(tensors: &[Tensor], values: Values) -> Vec<Shard> {
+fn metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), "mlx".to_owned())])
+}
+
+/// The weight files, by name.
+pub(super) fn shards(tensors: &[Tensor], values: Values) -> Vec<(String, Shard)> {
     let mut shards = vec![Shard::default()];
     for tensor in tensors {
         let bytes = mlx_parts(tensor, values).iter().map(Part::bytes).sum::<u64>();
@@ -150,7 +174,12 @@ fn shards(tensors: &[Tensor], values: Values) -> Vec<Shard> {
             shard.push(tensor, values);
         }
     }
-    shards
+    let count = shards.len();
+    let name = |index: usize| match count {
+        1 => "model.safetensors".to_owned(),
+        count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    };
+    shards.into_iter().enumerate().map(|(index, shard)| (name(index), shard)).collect()
 }
 
 /// Dtype and shape of each part, in the order of [`mlx_parts`].

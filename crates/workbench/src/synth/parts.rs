@@ -34,6 +34,28 @@ impl Part {
         self.rows as u64 * self.row_bytes as u64
     }
 
+    /// The bytes from `offset` on.
+    pub(crate) fn fill(&self, offset: u64, out: &mut [u8]) {
+        let row_bytes = self.row_bytes;
+        let (mut row, skipped) =
+            ((offset / row_bytes as u64) as usize, (offset % row_bytes as u64) as usize);
+        let mut rest = out;
+        if skipped > 0 {
+            let (head, after) = rest.split_at_mut(rest.len().min(row_bytes - skipped));
+            head.copy_from_slice(&self.chunk(row..row + 1)[skipped..skipped + head.len()]);
+            (row, rest) = (row + 1, after);
+        }
+        let mut rows = rest.chunks_exact_mut(row_bytes);
+        for out in &mut rows {
+            (self.fill)(row, out);
+            row += 1;
+        }
+        let tail = rows.into_remainder();
+        if !tail.is_empty() {
+            tail.copy_from_slice(&self.chunk(row..row + 1)[..tail.len()]);
+        }
+    }
+
     /// The bytes of some rows.
     pub(crate) fn chunk(&self, rows: Range<usize>) -> Vec<u8> {
         let mut bytes = vec![0; rows.len() * self.row_bytes];

@@ -1,6 +1,7 @@
 //! The two formats hold one model, and our loader and engine take it.
 
 mod heads;
+mod made;
 mod router;
 
 use std::collections::BTreeMap;
