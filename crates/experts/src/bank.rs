@@ -226,7 +226,8 @@ impl StreamedBank {
 
     /// Writes which experts each visit wants to a file, from now on.
     pub fn record_routing(&self, path: &Path, fixed_bytes: u64) -> Result<()> {
-        let layers = self.experts.layers().iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
+        let layers =
+            self.experts.layers().iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
         let slots = self.options.slots.clone();
         let header = Header { version: LOG_VERSION, layers, slots, fixed_bytes };
         self.core.lock().log = Some(RoutingLog::create(path, &header)?);
