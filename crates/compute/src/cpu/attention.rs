@@ -13,12 +13,15 @@
 #[cfg(target_arch = "x86_64")]
 mod halves;
 mod multiply;
+mod visible;
 
 use std::ops::Range;
 
 use machine::cpu::Isa;
 
 use multiply::{lines, multiply, multiply_narrow};
+pub(crate) use visible::{Queries, visible_spans};
+use visible::{Seen, visible_blocks, within_block};
 
 use super::lanes::{LANES, exp, join_lanes, larger, sum, versions};
 use crate::memory::{BLOCK, KvArena, PANEL, PlaneBlock, RowsMut, panel_width};
@@ -71,28 +74,6 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Rows of queries: row `r`, head `g` of the group starts at `r * stride + g * k_dim`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Queries<'a> {
-    /// Starts at the group's first head in the first row.
-    pub(crate) data: &'a [f32],
-    /// From one row to the next.
-    pub(crate) stride: usize,
-    /// The position of each row.
-    pub(crate) positions: &'a [usize],
-    /// Every row sees the keys before this one, later ones than its own included; up to its own if `None`.
-    pub(crate) end: Option<usize>,
-}
-
-impl Queries<'_> {
-    /// The keys that a row at `position` sees.
-    #[inline(always)]
-    fn visible(&self, window: Option<usize>, position: usize) -> Range<usize> {
-        let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
-        start..self.end.unwrap_or(position + 1)
-    }
-}
-
 /// Floats of scratch that [`attend_tile`] and [`attend_span`] need for `rows` rows.
 pub(crate) fn scratch_floats(shape: &AttentionShape, rows: usize) -> usize {
     let queries = rows * shape.group();
@@ -102,58 +83,6 @@ pub(crate) fn scratch_floats(shape: &AttentionShape, rows: usize) -> usize {
 /// Floats of one query's partial result: its sums over V, then the maximum and the denominator.
 pub(crate) fn partial_floats(v_dim: usize) -> usize {
     v_dim + 2
-}
-
-/// The spans that hold keys visible to these rows.
-pub(crate) fn visible_spans(shape: &AttentionShape, queries: Queries<'_>) -> Range<usize> {
-    const SPAN: usize = SPAN_BLOCKS * BLOCK;
-    let visible = queries.positions.iter().map(|&p| queries.visible(shape.window, p));
-    let first = visible.clone().map(|keys| keys.start / SPAN).min();
-    let end = visible.map(|keys| keys.end.div_ceil(SPAN)).max();
-    first.unwrap_or(0)..end.unwrap_or(0)
-}
-
-/// The blocks of a span that hold keys visible to these rows.
-#[inline(always)]
-fn visible_blocks(shape: &AttentionShape, queries: Queries<'_>, span: usize) -> Range<usize> {
-    let visible = queries.positions.iter().map(|&p| queries.visible(shape.window, p));
-    let first = visible.clone().map(|keys| keys.start / BLOCK).min().unwrap_or(0);
-    let end = visible.map(|keys| keys.end.div_ceil(BLOCK)).max().unwrap_or(0);
-    first.max(span * SPAN_BLOCKS)..end.min((span + 1) * SPAN_BLOCKS)
-}
-
-/// Keys of one block, counted from its start.
-#[derive(Clone, Copy)]
-struct Seen {
-    start: u8,
-    end: u8,
-}
-
-impl Seen {
-    const NOTHING: Seen = Seen { start: BLOCK as u8, end: 0 };
-
-    #[inline(always)]
-    fn is_empty(self) -> bool {
-        self.start >= self.end
-    }
-
-    #[inline(always)]
-    fn range(self) -> Range<usize> {
-        usize::from(self.start)..usize::from(self.end)
-    }
-
-    #[inline(always)]
-    fn hull(self, other: Seen) -> Seen {
-        Seen { start: self.start.min(other.start), end: self.end.max(other.end) }
-    }
-}
-
-/// `keys` cut to one block.
-#[inline(always)]
-fn within_block(keys: &Range<usize>, block: usize) -> Seen {
-    let offset = |key: usize| key.saturating_sub(block * BLOCK).min(BLOCK) as u8;
-    let (start, end) = (offset(keys.start), offset(keys.end));
-    if start < end { Seen { start, end } } else { Seen::NOTHING }
 }
 
 /// Attention of a tile of rows over everything they see.
