@@ -7,8 +7,10 @@
 
 A case is one model type in one format, e.g. `qwen3_moe-4bit`. For each:
 
-1. `tiny.py` builds the architecture with transformers (vocabulary 256, hidden 96 or 128) and fills it from a seed.
-2. It is saved. Unquantised cases are what `save_pretrained` writes. Quantised ones are what `mlx_lm.convert` writes.
+1. `tiny.py` builds the architecture with transformers (vocabulary 256, hidden 96 or 128) and saves it. Unquantised
+   cases are what `save_pretrained` writes. Quantised ones are what `mlx_lm.convert` writes.
+2. `seeded.py` keeps the layout of what was saved and fills it from a seed. Only how that is done is kept
+   (`weights.txt`): crates/golden makes the same bytes for the tests.
 3. The reference is transformers in f32, eager attention, on the saved weights: quantised tensors are
    dequantised in f32 and put back under transformers' names. mlx-lm runs the same f32 weights as a second
    opinion; the largest difference of the two is kept as `mlx_difference`.
@@ -44,6 +46,7 @@ import transformers
 from mlx_lm.convert import convert
 from safetensors import safe_open
 
+import seeded
 import tiny
 
 transformers.utils.logging.set_verbosity_error()
@@ -185,8 +188,8 @@ def judge(model, prompt, count, quantised):
 
 
 def dequantise(folder):
-    """All tensors of an MLX checkpoint in f32 (numpy), quantised ones expanded as config.json says."""
-    quantization = json.loads((folder / "config.json").read_text())["quantization"]
+    """All tensors of an MLX checkpoint in f32 (numpy), expanded where config.json says that they are quantised."""
+    quantization = json.loads((folder / "config.json").read_text()).get("quantization", {})
     raw = mx.load(str(folder / "model.safetensors"))
     out = {}
     for name, t in raw.items():
@@ -227,73 +230,112 @@ def mlx_logits(source, prompt, weights=None, dtype=torch.float32, frequencies=No
     return np.array(model(mx.array([prompt]))[0])
 
 
-def attempt(kind, fmt, seed, folder, scratch):
-    """Write the checkpoint of one seed to `folder`; the golden values, or why not."""
-    prompt = np.random.default_rng([seed, 150]).integers(0, tiny.VOCAB, PROMPT).tolist()
-    model = tiny.build(kind, fmt, seed)
-    source = scratch / "source"  # what mlx-lm can load: release-like names and config
-    tiny.save_for_mlx(model, kind, source)
-    weights, dtype = None, torch.float32
-    if fmt == "published":
-        tiny.save_published(model, folder)
-        weights = {k: v.numpy() for k, v in tiny.gpt_oss_to_mlx(tiny.live(model)).items()}
-    elif kind == "gpt_oss" and fmt == "f32":  # transformers would write experts with their inputs first
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            convert(str(source), str(folder), quantize=False, dtype="float32")
-    elif fmt in QUANTISED:
-        origin, how = source, dict(QUANTISED[fmt])
-        dtype = getattr(torch, how["dtype"])
-        if fmt == "mixed" and kind.startswith("gemma4"):
-            how["quant_predicate"] = published_gemma4
-        if fmt == "mxfp4-q8":
-            origin = scratch / "published"
-            tiny.save_published(model, origin)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            convert(str(origin), str(folder), quantize=True, **how)
-        weights = dequantise(folder)
-        tiny.load_from_mlx(model, weights)
-    elif fmt == "vl-bf16":
-        dtype = torch.bfloat16
-        (tiny.save_gemma_vl if kind == "gemma4" else tiny.save_vl)(model, kind, folder)
-    else:
-        tiny.save_hf(model, fmt, folder)
-    tiny.round_embed_scales(model, dtype)
-    found = judge(model, prompt, tiny.GREEDY.get(kind, GREEDY), fmt in QUANTISED or fmt == "published")
-    if isinstance(found, str):
+class Case:
+    """One model type in one format: the layout that the libraries write, which seeds fill."""
+
+    def __init__(self, kind, fmt, scratch):
+        self.kind, self.fmt, self.scratch = kind, fmt, scratch
+        self.folder, self.source = scratch / f"{kind}-{fmt}", scratch / "source"
+        self.model = tiny.build(kind, fmt)
+        self.dtype = torch.float32
+        self.save()
+        config = json.loads((self.folder / "config.json").read_text())
+        self.files = seeded.Files.of(self.folder, self.model, config.get("quantization"))
+
+    def save(self):
+        """Writes a checkpoint in this format, whatever is in it."""
+        kind, fmt, folder, model = self.kind, self.fmt, self.folder, self.model
+        tiny.save_for_mlx(model, kind, self.source)  # what mlx-lm can load: release-like names and config
+        if fmt == "published":
+            tiny.save_published(model, folder)
+        elif kind == "gpt_oss" and fmt == "f32":  # transformers would write experts with their inputs first
+            quietly(lambda: convert(str(self.source), str(folder), quantize=False, dtype="float32"))
+        elif fmt in QUANTISED:
+            origin, how = self.source, dict(QUANTISED[fmt])
+            self.dtype = getattr(torch, how["dtype"])
+            if fmt == "mixed" and kind.startswith("gemma4"):
+                how["quant_predicate"] = published_gemma4
+            if fmt == "mxfp4-q8":
+                origin = self.scratch / "published"
+                tiny.save_published(model, origin)
+            quietly(lambda: convert(str(origin), str(folder), quantize=True, **how))
+        elif fmt == "vl-bf16":
+            self.dtype = torch.bfloat16
+            (tiny.save_gemma_vl if kind == "gemma4" else tiny.save_vl)(model, kind, folder)
+        else:
+            tiny.save_hf(model, fmt, folder)
+
+    def load(self):
+        """Puts what is in the folder into the model; the same under MLX's names, where mlx-lm cannot read it."""
+        kind, fmt, folder = self.kind, self.fmt, self.folder
+        weights = None
+        if fmt == "published":
+            tiny.load_published(self.model, folder)
+            weights = {k: v.numpy() for k, v in tiny.gpt_oss_to_mlx(tiny.live(self.model)).items()}
+        elif fmt in QUANTISED or kind == "gpt_oss":
+            weights = dequantise(folder)
+            tiny.load_from_mlx(self.model, weights)
+        elif fmt == "vl-bf16":
+            tiny.load_vl(self.model, folder)
+        else:
+            self.model = tiny.load_hf(self.model, folder)
+        if weights is None:
+            shutil.rmtree(self.source)
+            tiny.save_for_mlx(self.model, kind, self.source)
+        tiny.round_embed_scales(self.model, self.dtype)
+        return weights
+
+    def attempt(self, seed):
+        """Fills the checkpoint from a seed; the golden values, or why not."""
+        prompt = np.random.default_rng([seed, 150]).integers(0, tiny.VOCAB, PROMPT).tolist()
+        self.files.make(self.folder, seed)
+        weights, model = self.load(), self.model
+        is_quantised = self.fmt in QUANTISED or self.fmt == "published"
+        found = judge(model, prompt, tiny.GREEDY.get(self.kind, GREEDY), is_quantised)
+        if isinstance(found, str):
+            return found
+        # mlx-lm has no sliding window for `mistral`: compare where it does not matter yet.
+        n = model.config.sliding_window if self.kind == "mistral" else PROMPT
+        # mlx-lm rounds YaRN's range whatever `truncate` says.
+        frequencies = model.model.rotary_emb.inv_freq.numpy() if self.kind == "gpt_oss" else None
+        other = mlx_logits(self.source, prompt, weights, self.dtype, frequencies)
+        found["mlx_difference"] = float(np.abs(other - found["all"])[:n].max()) / found["std"]
+        assert found["mlx_difference"] < 1e-4, f"the two references differ by {found['mlx_difference']}"
+        found["prompt"] = prompt
         return found
-    # mlx-lm has no sliding window for `mistral`: compare where it does not matter yet.
-    n = model.config.sliding_window if kind == "mistral" else PROMPT
-    # mlx-lm rounds YaRN's range whatever `truncate` says.
-    frequencies = model.model.rotary_emb.inv_freq.numpy() if kind == "gpt_oss" else None
-    other = mlx_logits(source, prompt, weights, dtype, frequencies)
-    found["mlx_difference"] = float(np.abs(other - found["all"])[:n].max()) / found["std"]
-    assert found["mlx_difference"] < 1e-4, f"the two references differ by {found['mlx_difference']}"
-    found["prompt"] = prompt
-    return found
+
+    def keep(self, target, seed):
+        """Puts into the repository what the checkpoint can be made from."""
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        shutil.copyfile(self.folder / "config.json", target / "config.json")
+        self.files.describe(self.folder, target, seed)
+
+
+def quietly(work):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        work()
 
 
 def make(kind, fmt):
     name, start = f"{kind}-{fmt}", time.time()
-    for seed in range(1, 2000):
-        with tempfile.TemporaryDirectory() as scratch:
-            scratch = pathlib.Path(scratch)
-            folder = scratch / name
-            found = attempt(kind, fmt, seed, folder, scratch)
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        case = Case(kind, fmt, pathlib.Path(scratch))
+        for seed in range(1, 2000):
+            found = case.attempt(seed)
             if isinstance(found, str):
                 print(f"\r{name}: seed {seed} {found:10}", end="", flush=True)
                 continue
-            target = MODELS / name
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
-            for file in ("config.json", "model.safetensors"):
-                shutil.copyfile(folder / file, target / file)
-        write_golden(target, found, seed)
-        print(
-            f"\r{name}: seed {seed}, std {found['std']:.3f}, margin {found['margin']:.3f}, "
-            f"perturbation {found['perturbation']:.1e}, mlx {found['mlx_difference']:.1e}, "
-            f"{len(set(found['greedy']))} distinct, {time.time() - start:.0f} s"
-        )
-        return
+            case.keep(MODELS / name, seed)
+            write_golden(MODELS / name, found, seed)
+            print(
+                f"\r{name}: seed {seed}, std {found['std']:.3f}, margin {found['margin']:.3f}, "
+                f"perturbation {found['perturbation']:.1e}, mlx {found['mlx_difference']:.1e}, "
+                f"{len(set(found['greedy']))} distinct, {time.time() - start:.0f} s",
+                flush=True,
+            )
+            return
     raise SystemExit(f"{name}: no seed will do")
 
 
@@ -333,17 +375,30 @@ def shard(source, target):
     """Cut a checkpoint in two files and an index, in the order and form of mlx-lm's own sharding."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    weights = mx.load(str(source / "model.safetensors"))
-    names, half = sorted(weights), sum(w.nbytes for w in weights.values()) / 2
-    shards, size = [{}, {}], 0
-    for name in names:
-        shards[size > half][name] = weights[name]
-        size += weights[name].nbytes
-    where = {}
-    for i, part in enumerate(shards):
-        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        mx.save_safetensors(str(target / file), part, metadata={"format": "mlx"})
-        where |= {name: file for name in part}
+    seed, whole = seeded.read(source / "weights.txt")
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        whole.make(scratch, seed)
+        weights = mx.load(str(scratch / "model.safetensors"))
+        names, half = sorted(weights), sum(w.nbytes for w in weights.values()) / 2
+        shards, size = [{}, {}], 0
+        for name in names:
+            shards[size > half][name] = weights[name]
+            size += weights[name].nbytes
+        where, files = {}, {}
+        (tensors,) = (tensors for _, _, tensors in whole.files.values())
+        for i, part in enumerate(shards):
+            file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+            mx.save_safetensors(str(scratch / file), part, metadata={"format": "mlx"})
+            where |= {name: file for name in part}
+            length, metadata, own = seeded.header(scratch / file)
+            # Biases refer to scales: a module is not cut in two.
+            files[file] = (length, metadata, {name: tensors[name] for name in own})
+        parts = seeded.Files(files)
+        written = {file: seeded.header(scratch / file)[2] for file in files}
+        parts.make(scratch, seed)
+        assert written == {file: seeded.header(scratch / file)[2] for file in files}
+        parts.describe(scratch, target, seed)
     index = {"metadata": {"total_size": size}, "weight_map": where}
     (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=4) + "\n")
     for file in ("config.json", "golden.safetensors"):

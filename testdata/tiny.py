@@ -1,4 +1,4 @@
-"""The tiny architectures of `make.py`: how they are built, filled, saved and loaded."""
+"""The tiny architectures of `make.py`: how they are built, saved and loaded."""
 
 import copy
 import json
@@ -6,7 +6,7 @@ import re
 
 import torch
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 VOCAB = 256
 
@@ -124,10 +124,12 @@ NARROW_OF = {
     "gemma3": dict(hidden_size=64),
 }
 UNQUANTISED = ("f32", "bf16", "vl-bf16")
+# Experts of gpt-oss that are packed when released.
+PACKED = ("experts.gate_up_proj", "experts.down_proj")
 
 
-def build(kind, fmt, seed):
-    """A transformers model in f32, filled from `seed` (with values that the stored type holds exactly)."""
+def build(kind, fmt):
+    """A transformers model in f32, as transformers initialises it."""
     config_class, model_class, own = TYPES[kind]
     settings = dict(vocab_size=VOCAB, hidden_size=128, max_position_embeddings=4096, tie_word_embeddings=False) | own
     # No end of text: greedy runs go on for all their tokens.
@@ -139,16 +141,7 @@ def build(kind, fmt, seed):
     settings = copy.deepcopy(settings)  # transformers changes lists and tables that it is given
     model = model_class(config_class(**settings, attn_implementation="eager")).eval()
     model.config.dtype = torch.float32
-    fill(model, seed)
-    if fmt.endswith("bf16") or fmt in ("published", "mxfp4-q8"):
-        for p in (*model.parameters(), *scalars(model)):
-            p.data = p.data.bfloat16().float()
     return model
-
-
-def scalars(model):
-    """Gemma 4's factors of whole layers, which transformers keeps as buffers."""
-    return [b for name, b in model.named_buffers() if name.endswith("layer_scalar")]
 
 
 def round_embed_scales(model, dtype):
@@ -156,55 +149,6 @@ def round_embed_scales(model, dtype):
     for module in model.modules():
         if hasattr(module, "embed_scale"):
             module.embed_scale.copy_(module.embed_scale.to(dtype).float())
-
-
-@torch.no_grad()
-def fill(model, seed):
-    """Weights of about unit gain: every part of the network moves the logits, and rounding is not amplified much."""
-    g = torch.Generator().manual_seed(seed)
-    tied = model.config.tie_word_embeddings
-    gemma = model.config.model_type.startswith("gemma")
-    for p in scalars(model):
-        p.copy_(0.6 + 0.6 * torch.rand(p.shape, generator=g))
-    for name, p in sorted(dict(model.named_parameters()).items()):
-        normal = torch.randn(p.shape, generator=g)
-        uniform = torch.rand(p.shape, generator=g)
-        if name.endswith("sinks"):  # as much as a handful of keys
-            p.copy_(2 + normal)
-        elif name.endswith("_proj_bias"):  # experts'
-            p.copy_(0.3 * normal)
-        elif model.config.model_type == "gpt_oss" and "experts." in name:  # [experts, in, out]
-            # Gates and ups beyond the clamp at 7 now and then, and an output of usual size all the same.
-            gain = 3.0 if name.endswith("gate_up_proj") else 0.3
-            p.copy_(gain / p.shape[-2] ** 0.5 * normal)
-        elif name.endswith("A_log"):  # decay rates of memories of a few to some hundred tokens
-            p.copy_((0.1 + 1.9 * uniform).log())
-        elif name.endswith("dt_bias"):
-            p.copy_(-4 + 3 * uniform)
-        elif name.endswith("conv1d.weight"):
-            p.copy_(0.5 * normal)
-        elif name.endswith("router.scale"):
-            p.copy_(1 + 0.1 * normal)
-        elif name.endswith("router.per_expert_scale"):
-            p.copy_(0.5 + uniform)
-        elif name.endswith("router.proj.weight"):  # its input is divided by the root of its width
-            p.copy_(1.5 * normal)
-        elif re.search(r"norm(_\d)?\.weight$", name):  # starts as 1, or as 0 where the model adds 1
-            p.add_(0.1 * normal)
-            if model.config.model_type == "gemma4_text" and re.search(r"[qk]_norm", name):
-                p.mul_(0.4)  # scores are not divided by the root of the head's width
-            elif gemma and name == "model.norm.weight":  # the tied table below is small
-                one = 1 if model.config.model_type == "gemma3_text" else 0
-                p.copy_((p + one) * p.shape[0] ** 0.5 / 1.5 - one)
-        elif name.endswith("embed_tokens_per_layer.weight"):
-            p.copy_(model.config.hidden_size_per_layer_input**-0.5 * normal)
-        elif p.ndim == 1:  # biases
-            p.copy_(0.3 * normal)
-        elif "embed_tokens" in name:  # tied: small, or the model would repeat its last token
-            p.copy_((1.5 / p.shape[-1] if gemma else 0.1 if tied else 0.7) * normal)
-        else:  # attention averages its values: stronger, so that it is not drowned
-            gain = 1.5 if re.search(r"self_attn\.[vo]_proj|mlp\.(gate|router)\.weight", name) else 1.0
-            p.copy_(gain / p.shape[-1] ** 0.5 * normal)
 
 
 # ---------------------------------------------------------------- saving
@@ -298,25 +242,21 @@ def gpt_oss_from_mlx(state):
 
 
 def save_published(model, folder):
-    """gpt-oss as released: bf16, experts in mxfp4 blocks with gate and up rows taking turns. The model's experts
-    become what transformers makes of these blocks."""
+    """gpt-oss as released: bf16, experts in mxfp4 blocks with gate and up rows taking turns."""
     import mlx.core as mx
     import numpy as np
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     folder.mkdir(parents=True)
-    state, reference = {}, {}
+    state = {}
     for name, w in live(model).items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        if not name.endswith(PACKED):
             state[name] = w.bfloat16()
             continue
         rows = w.transpose(1, 2).contiguous()  # [experts, out, in]
         codes, scales = mx.quantize(mx.array(rows.numpy()), mode="mxfp4")
         experts, out, inputs = rows.shape
         blocks = np.array(codes).view(np.uint8).reshape(experts, out, inputs // 32, 16)
-        blocks, scales = torch.tensor(blocks), torch.tensor(np.array(scales))
-        state[f"{name}_blocks"], state[f"{name}_scales"] = blocks, scales
-        reference[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).reshape(w.shape)
+        state[f"{name}_blocks"], state[f"{name}_scales"] = torch.tensor(blocks), torch.tensor(np.array(scales))
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config = release_config(model)
     config["quantization_config"] = dict(
@@ -325,7 +265,6 @@ def save_published(model, folder):
     )
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_tokenizer(folder)
-    model.load_state_dict(reference, strict=False)
 
 
 def release_config(model):
@@ -424,7 +363,46 @@ def save_tokenizer(folder):
     tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
-# ---------------------------------------------------------------- back from MLX
+# ---------------------------------------------------------------- loading
+
+
+def load_hf(model, folder):
+    """The model whose weights `save_pretrained` wrote, in f32."""
+    model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model.config.dtype = torch.float32
+    return model
+
+
+def load_vl(model, folder):
+    """Put the text model's tensors of a multimodal checkpoint into the transformers model."""
+    text = "model.language_model."
+    state = load_file(folder / "model.safetensors")
+    state = {"model." + k.removeprefix(text): w.float() for k, w in state.items() if k.startswith(text)} | {
+        k: w.float() for k, w in state.items() if not k.startswith("model.")
+    }
+    load_state(model, state)
+
+
+def load_published(model, folder):
+    """Put gpt-oss as released into the transformers model; its experts are what transformers makes of the blocks."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    shapes, state = {k: w.shape for k, w in live(model).items()}, {}
+    stored = load_file(folder / "model.safetensors")
+    for name, w in stored.items():
+        base, _, part = name.rpartition("_")
+        if part == "blocks":
+            scales = stored[f"{base}_scales"]
+            state[base] = convert_moe_packed_tensors(w, scales, dtype=torch.float32).reshape(shapes[base])
+        elif part != "scales":
+            state[name] = w.float()
+    load_state(model, state)
+
+
+def load_state(model, state):
+    if model.config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)
 
 
 def load_from_mlx(model, weights):
@@ -447,6 +425,4 @@ def load_from_mlx(model, weights):
     for name in [n for n in state if n.endswith("experts.gate_proj")]:
         base = name.removesuffix("gate_proj")
         state[base + "gate_up_proj"] = torch.cat([state.pop(name), state.pop(base + "up_proj")], 1)
-    if model.config.tie_word_embeddings:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    model.load_state_dict(state, strict=True)
+    load_state(model, state)

@@ -2,7 +2,6 @@
 //! misses that the bank counted, at the recorded number of slots and at others.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
@@ -24,7 +23,7 @@ struct Counted {
 
 /// Serves eight requests, three at a time, with so many slots.
 fn serve(model: &str, slots: usize) -> Counted {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    let folder = golden::repository(model);
     let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
     let spec = model::arch::spec(&checkpoint).expect("spec");
     let request = PlanRequest {

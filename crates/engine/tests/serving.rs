@@ -8,7 +8,6 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use checkpoint::Checkpoint;
 use engine::{
@@ -29,7 +28,7 @@ const GEMMA: &str = "testdata/models/gemma4-4bit";
 const GEMMA_E: &str = "testdata/models/gemma4_e-4bit";
 
 fn engine(model: &str, options: &Options) -> Engine {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    let folder = golden::repository(model);
     let checkpoint = Checkpoint::open(&folder).unwrap();
     Engine::new(Runner::load(&checkpoint, options, &|_, _| {}).unwrap())
 }

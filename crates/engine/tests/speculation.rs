@@ -48,13 +48,13 @@ fn options() -> Options {
 }
 
 fn runner(model: &str, options: &Options) -> Runner {
-    let checkpoint = Checkpoint::open(&root().join(model)).unwrap();
+    let checkpoint = Checkpoint::open(&golden::repository(model)).unwrap();
     Runner::load(&checkpoint, options, &|_, _| {}).unwrap()
 }
 
 /// With experts from the disk, in about a third of the slots.
 fn streamed(model: &str, options: &Options) -> Runner {
-    let checkpoint = Checkpoint::open(&root().join(model)).unwrap();
+    let checkpoint = Checkpoint::open(&golden::repository(model)).unwrap();
     let spec = model::arch::spec(&checkpoint).unwrap();
     let all: usize = spec.moe_layers().map(|(_, moe)| moe.experts.experts()).sum();
     let request = PlanRequest {

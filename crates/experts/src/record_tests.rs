@@ -1,7 +1,6 @@
 //! Tests of `record.rs`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use checkpoint::{Checkpoint, ExpertForm};
@@ -94,7 +93,6 @@ fn check(
 
 #[test]
 fn published_files_hold_each_part_where_the_view_says() {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
     #[rustfmt::skip]
     let cases = [
         ("qwen3_5_moe-4bit", "language_model.model.layers", ExpertForm::Stacked, [8, 128, 64]),
@@ -107,7 +105,7 @@ fn published_files_hold_each_part_where_the_view_says() {
         ("gpt_oss-mxfp4-q8", "model.layers", ExpertForm::Stacked, [4, 192, 64]),
     ];
     for (model, prefix, form, sizes) in cases {
-        let checkpoint = Checkpoint::open(&models.join(model)).unwrap();
+        let checkpoint = Checkpoint::open(&golden::model(model)).unwrap();
         let files = Files::open(&checkpoint, Access::Buffered).unwrap();
         for index in 0..2 {
             let layer = layer(&checkpoint, &format!("{prefix}.{index}"), sizes);

@@ -1,7 +1,6 @@
 //! Several sequences on several threads in one batch, as a server runs them: prompts, answers and verified drafts mixed,
 //! experts in memory and streamed. Every row has the bits of its sequence alone on one thread.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
@@ -33,7 +32,7 @@ const SEQUENCES: usize = 16;
 const DRAFTED_ROWS: usize = 64;
 
 fn load(model: &str, threads: usize, expert_slots: Option<usize>) -> Runner {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(model);
+    let folder = golden::model(model);
     let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
     let spec = model::arch::spec(&checkpoint).expect("spec");
     let request = PlanRequest {

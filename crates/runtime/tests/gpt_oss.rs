@@ -1,7 +1,7 @@
 //! gpt-oss: tests that are known to bite. A checkpoint or a config is changed as a wrong program would
 //! understand it, and the golden logits must then be missed by far; unchanged they must be met.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
@@ -17,7 +17,7 @@ const MLX: &str = "gpt_oss-mxfp4-q8";
 const BITE: f64 = 20.0;
 
 fn folder(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(model)
+    golden::model(model)
 }
 
 /// A model whose files can be changed before it is loaded.

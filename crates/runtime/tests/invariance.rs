@@ -3,8 +3,6 @@
 //! Logits of tiny models are computed in many ways (threads, chunks, instruction sets, one token at a
 //! time, beside other sequences, after a fork) and compared to the bit with one plain run.
 
-use std::path::Path;
-
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
 use machine::cpu::Isa;
@@ -45,7 +43,7 @@ fn options() -> Options {
 }
 
 fn runner(model: &str, options: &Options) -> Runner {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(model);
+    let folder = golden::model(model);
     let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
     Runner::load(&checkpoint, options, &|_, _| {}).expect("model")
 }

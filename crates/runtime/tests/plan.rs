@@ -15,7 +15,7 @@ const PEBBLE: &str = "models/pebble";
 const MIXED: &str = "testdata/models/qwen3_moe-mixed";
 
 fn spec(model: &str) -> DecoderSpec {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    let folder = golden::repository(model);
     model::arch::spec(&Checkpoint::open(&folder).expect("checkpoint")).expect("spec")
 }
 
@@ -286,7 +286,7 @@ fn serving(memory_bytes: u64, context: usize) -> PlanRequest {
 /// What the rows say is what is mapped.
 #[track_caller]
 fn check_mapped(model: &str, plan: &Plan) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    let folder = golden::repository(model);
     let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
     let options = Options { slots: None, ..plan.options.clone() };
     let runner = Runner::load(&checkpoint, &options, &|_, _| {}).expect("model");

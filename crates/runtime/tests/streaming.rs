@@ -18,7 +18,7 @@ fn root() -> PathBuf {
 
 /// Every model in testdata that has experts, and Pebble.
 fn models() -> Vec<PathBuf> {
-    let folders = std::fs::read_dir(root().join("testdata/models")).expect("testdata");
+    let folders = std::fs::read_dir(golden::models()).expect("testdata");
     let mut models: Vec<PathBuf> = folders.map(|entry| entry.expect("entry").path()).collect();
     models.retain(|folder| {
         let spec = model::arch::spec(&Checkpoint::open(folder).expect("checkpoint"));

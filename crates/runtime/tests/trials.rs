@@ -2,7 +2,7 @@
 //! drafts, the bank is told who wants what, and a replay of the log counts what the bank counted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
@@ -185,7 +185,7 @@ fn trials(alone: &[&LoggedVisit], depths: &[u8]) -> BTreeMap<(usize, u32), Trial
 
 #[track_caller]
 fn check(model: &str, slot_counts: &[usize]) {
-    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    let folder = golden::repository(model);
     let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
     let dense = Dense::load(&checkpoint);
     let resident = model::resident_bank(&checkpoint, &dense.spec, &|_, _| {});

@@ -8,22 +8,27 @@ use serde_json::Value;
 use super::Finding;
 
 /// A crate and all it may depend on. `cli` may depend on everything.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("machine", &[]),
     ("format", &[]),
+    ("golden", &[]),
     ("checkpoint", &["machine", "format"]),
     ("compute", &["machine", "format"]),
-    ("experts", &["machine", "format", "checkpoint", "compute"]),
+    ("experts", &["machine", "format", "golden", "checkpoint", "compute"]),
     ("state", &["compute"]),
     ("grammar", &[]),
     ("text", &["grammar"]),
     ("model", &["format", "checkpoint", "compute", "state"]),
-    ("runtime", &["machine", "format", "checkpoint", "compute", "experts", "state", "model"]),
+    (
+        "runtime",
+        &["machine", "format", "golden", "checkpoint", "compute", "experts", "state", "model"],
+    ),
     ("speculation", &["experts", "state", "model", "runtime"]),
     (
         "engine",
         &[
             "machine",
+            "golden",
             "checkpoint",
             "compute",
             "experts",

@@ -120,7 +120,7 @@ fn with_input(mut command: Command, input: &[u8]) -> Ran {
 
 /// A path in the repository.
 fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+    golden::repository(path)
 }
 
 #[track_caller]

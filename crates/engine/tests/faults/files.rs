@@ -11,7 +11,7 @@ use crate::support::{
 
 /// A copy of a model that may be changed.
 fn copy(name: &str) -> (tempfile::TempDir, Model, PathBuf) {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(name);
+    let from = golden::model(name);
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
         fs::copy(from.join(file), folder.path().join(file)).unwrap();

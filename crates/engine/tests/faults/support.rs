@@ -87,8 +87,7 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new(name: &str) -> Model {
-        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
-        Model::open(&models.join(name))
+        Model::open(&golden::model(name))
     }
 
     pub(crate) fn open(folder: &Path) -> Model {

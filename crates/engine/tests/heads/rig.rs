@@ -1,6 +1,6 @@
 //! A tiny target with a head, driven the way the engine does it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
@@ -45,7 +45,7 @@ impl Track {
 }
 
 pub(crate) fn folder(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(model)
+    golden::model(model)
 }
 
 /// A model's files, and one more of weights.

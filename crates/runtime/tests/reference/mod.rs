@@ -8,7 +8,7 @@ use runtime::{Options, Runner};
 
 /// Where the tiny models are.
 pub(crate) fn models() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models")
+    golden::models().to_owned()
 }
 
 /// What a model must give.

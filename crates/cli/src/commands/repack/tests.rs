@@ -24,10 +24,8 @@ const LAYOUTS: [&str; 11] = [
 const QUIET: Watch<'static> = Watch { advance: &|_| {}, stop: &|| false };
 
 fn origin(name: &str) -> Origin {
-    let environment = Environment {
-        current_folder: Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models"),
-        ..Environment::default()
-    };
+    let environment =
+        Environment { current_folder: golden::models().to_owned(), ..Environment::default() };
     Origin::open(name, &environment).unwrap()
 }
 
