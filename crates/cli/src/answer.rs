@@ -24,13 +24,17 @@ pub(crate) struct Speaker {
     /// Messages to prompts, and events to answers.
     pub(crate) session: Session,
     load_seconds: f64,
-    /// What a prompt may hold, of the memory that is planned for it.
-    prompt_bytes: u64,
+    /// What preparing a prompt may take.
+    prompt_bytes: usize,
     swap: SwapWatch,
 }
 
-/// How often a prompt is in memory while it becomes tokens: as messages, as values of the template, as text.
-const PROMPT_COPIES: u64 = 8;
+/// What encoding takes for each byte of text.
+const ENCODE_BYTES: usize = 100;
+/// What a prompt takes for each byte of its text: the text, and a token of four bytes for it at most.
+const PROMPT_BYTES: usize = 5;
+/// How often its messages are there besides: as they are kept, and as values.
+const MESSAGES_COPIES: usize = 3;
 
 /// A whole answer.
 #[derive(Debug)]
@@ -76,7 +80,7 @@ impl Speaker {
             Occasion::Conversation => invocation.plan_conversation(model)?,
         };
         text.set_context(pair.plan.context);
-        let prompt_bytes = pair.plan.request_bytes() / PROMPT_COPIES;
+        let prompt_bytes = usize::try_from(pair.plan.request_bytes()).unwrap_or(usize::MAX);
         let engine = invocation.load_pair(model, pair)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let (name, swap) = (model.name.clone(), SwapWatch::start());
@@ -94,21 +98,49 @@ impl Speaker {
         self.session.context
     }
 
-    /// The prompt of a conversation. One that is far too long is refused before it takes memory and time.
-    fn prompt(&self, chat: &ChatRequest) -> Result<Prompt> {
+    /// What may be read of a conversation, so that preparing it stays within what is planned.
+    pub(crate) fn conversation_bytes(&self) -> usize {
+        self.prompt_bytes / MESSAGES_COPIES
+    }
+
+    /// The prompt of a conversation, and how much of it the next turn will likely begin with. One that is far too long is
+    /// refused before it takes memory and time.
+    fn prompt(&self, chat: &ChatRequest) -> Result<(Prompt, usize)> {
         let context = self.context();
-        let texts = chat.messages.iter().filter_map(|message| message["content"].as_str());
-        let bytes = texts.fold(0, |sum, text| sum + text.len() as u64);
-        if bytes > self.prompt_bytes {
+        let (text, request_bytes) = (&self.session.text, chat.held_bytes());
+        let held = request_bytes.saturating_mul(MESSAGES_COPIES);
+        let is_room = |bytes: usize| held.saturating_add(bytes) <= self.prompt_bytes;
+        let too_long = || {
             let message = format!(
                 "the prompt has {}, far more than a context of {context} tokens holds",
-                size::bytes(bytes)
+                size::bytes(request_bytes as u64)
             );
-            return Err(Advised::new(message, "a shorter prompt, or a larger --context").into());
+            Advised::new(message, "a shorter prompt, or a larger --context")
+        };
+        if !is_room(0) {
+            return Err(too_long().into());
         }
+        let rendered = match text.rendered(chat, &mut |bytes| is_room(bytes)) {
+            Err(text::Error::NoMemory { .. }) => return Err(too_long().into()),
+            rendered => rendered?,
+        };
         // So many are encoded that the hint is exact for a prompt that is a little too long.
         let most = context.saturating_mul(2).max(4096);
-        Ok(self.session.prompt_of_chat(chat, self.session.text.rendered(chat)?, most)?)
+        self.session.check_length(&rendered, most)?;
+        if !is_room(rendered.len().saturating_mul(ENCODE_BYTES)) {
+            return Err(too_long().into());
+        }
+        let prompt_bytes = rendered.len().saturating_mul(PROMPT_BYTES);
+        let grant = &mut |bytes: usize| is_room(bytes.saturating_add(prompt_bytes));
+        let prompt = match self.session.prompt_of_chat(chat, rendered, most, grant) {
+            Err(engine::Error::Text(text::Error::NoMemory { .. })) => return Err(too_long().into()),
+            prompt => prompt?,
+        };
+        let stable = match self.engine.runner().options().checkpoints {
+            0 => 0,
+            _ => text.stable_prefix(chat, &prompt, grant),
+        };
+        Ok((prompt, stable))
     }
 
     /// Answers a conversation. Ctrl-C ends the answer early; an error of the sink ends it at once.
@@ -125,11 +157,11 @@ impl Speaker {
         request.stop.clone_from(&choices.stop);
         request.thinking = choices.enable_thinking();
         let chat = request.take_chat(messages.iter().cloned());
-        let prompt = self.prompt(&chat)?;
+        let (prompt, stable) = self.prompt(&chat)?;
         tracing::debug!("prompt of {} tokens: {:?}", prompt.tokens.len(), prompt.text);
         // The next turn can begin where this one's question ends: templates leave thinking out of the past.
         let keeps_checkpoints = self.engine.runner().options().checkpoints > 0;
-        let checkpoint = keeps_checkpoints.then(|| self.session.text.stable_prefix(&chat, &prompt));
+        let checkpoint = keeps_checkpoints.then_some(stable);
         let answers = self.session.begin(&request, &prompt, checkpoint)?;
         let (request, mut reader) = answers.into_iter().next().context("no answer was begun")?;
         let seed = request.sampling.seed;

@@ -78,14 +78,16 @@ impl Session {
         }
     }
 
-    /// The prompt of a conversation that the template rendered to this text, if it has no more than `most` tokens.
+    /// The prompt of a conversation that the template rendered to this text, if it has no more than `most` tokens, and if
+    /// the memory is granted that rendering it again may take.
     pub fn prompt_of_chat(
         &self,
         chat: &ChatRequest,
         rendered: String,
         most: usize,
+        grant: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Prompt> {
-        self.text.prompt_of(chat, rendered, most).map_err(|error| self.too_long(error))
+        self.text.prompt_of(chat, rendered, most, grant).map_err(|error| self.too_long(error))
     }
 
     /// The prompt of a request whose tokens are known.

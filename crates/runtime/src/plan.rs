@@ -40,9 +40,10 @@ const REQUEST_SHARE_RESIDENT: u64 = 16;
 const REQUEST_SHARE_STREAMED: u64 = 64;
 const MOST_REQUEST_BYTES: u64 = 512 << 20;
 
-/// The same for a program that reads one prompt at a time: eight times a text that fills the context.
+/// The same for a program that reads one prompt at a time: what a template may take for a context (4 MiB, and 256 bytes
+/// for each token of it), and what encoding takes of a text with six bytes for each token, a hundred times its length.
 const PROMPT_BYTES: u64 = 8 << 20;
-const PROMPT_BYTES_PER_TOKEN: u64 = 128;
+const PROMPT_BYTES_PER_TOKEN: u64 = 640;
 
 /// The longest context planned unasked.
 const DEFAULT_CONTEXT: usize = 32_768;

@@ -343,7 +343,7 @@ fn requests_have_their_share_and_never_less_than_fills_the_context() {
     let streams = PlanRequest { streaming: Streaming::Always, ..serving(64 << 30, 2048) };
     assert_eq!(requests(&PlanRequest { memory_bytes: Some(8 << 30), ..streams }), 128 << 20);
     // One prompt at a time.
-    assert_eq!(requests(&request(64 << 30)), (8 << 20) + 512 * 128);
+    assert_eq!(requests(&request(64 << 30)), (8 << 20) + 512 * 640);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use grammar::Allowance;
 use serde_json::Value;
+use text::Weight;
 use tokio_stream::{Stream, StreamExt};
 
 use crate::budget::{Denied, Share};
@@ -22,7 +23,6 @@ use crate::error::ApiError;
 use crate::fields::Result;
 use crate::prepare;
 use crate::shared::Shared;
-use crate::weight::Weight;
 
 /// How long a body may pause, and the pace that it has to keep besides.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

@@ -61,10 +61,11 @@ pub(crate) enum Denied {
 }
 
 impl Budget {
-    /// Of `bytes` for all requests, of which up to `preparing` are prepared at once.
-    pub(crate) fn new(bytes: u64, preparing: usize) -> Arc<Budget> {
+    /// Of `bytes` for all requests, of which up to `preparing` are prepared at once: each of these takes `work_bytes` for
+    /// itself, however small it is.
+    pub(crate) fn new(bytes: u64, preparing: usize, work_bytes: usize) -> Arc<Budget> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let (work_bytes, step_bytes) = (bytes / WORK_SHARE, bytes / STEP_SHARE);
+        let (work_bytes, step_bytes) = ((bytes / WORK_SHARE).max(work_bytes), bytes / STEP_SHARE);
         let aside = work_bytes.saturating_mul(preparing).saturating_add(2 * step_bytes);
         let total_bytes = bytes.saturating_sub(aside);
         Arc::new(Budget { total_bytes, work_bytes, step_bytes, state: Arc::default() })
@@ -195,7 +196,7 @@ mod tests {
 
     /// 1,000 bytes for shares, of which one may have 750 and 62 are few.
     fn budget() -> Arc<Budget> {
-        let budget = Budget::new(2000, 3);
+        let budget = Budget::new(2000, 3, 0);
         assert_eq!((budget.total_bytes, budget.work_bytes()), (1000, 250));
         assert_eq!(budget.step_bytes(), 125);
         assert_eq!((budget.most_bytes(), budget.small_bytes()), (750, 62));
@@ -224,6 +225,12 @@ mod tests {
     }
 
     #[test]
+    fn what_every_preparation_takes_is_set_aside() {
+        let budget = Budget::new(2000, 3, 400);
+        assert_eq!((budget.total_bytes, budget.work_bytes()), (550, 400));
+    }
+
+    #[test]
     fn large_shares_leave_a_quarter_to_small_ones() {
         let budget = budget();
         let _large = budget.take(750).unwrap();
@@ -237,7 +244,7 @@ mod tests {
 
     #[test]
     fn memory_is_returned_once_for_much_that_is_freed_together() {
-        let budget = Budget::new(1 << 30, 0);
+        let budget = Budget::new(1 << 30, 0, 0);
         let free = |bytes| drop(budget.take(bytes).unwrap());
         free(WORTH_RETURNING_BYTES - 1);
         assert!(!lock(&budget.state).is_returning);

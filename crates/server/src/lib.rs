@@ -37,7 +37,6 @@ mod socket;
 mod speculation;
 mod time;
 mod turns;
-mod weight;
 mod wire;
 
 mod anthropic;

@@ -21,16 +21,11 @@ use crate::fields::Result;
 use crate::model::Model;
 use crate::request::MOST_CHOICES;
 use crate::shared::Shared;
-use crate::weight;
-
-/// What preparing a request takes besides what the request holds: values for the template, and its text, some times over;
-/// and what a template may write and keep whatever it is given.
-const WORK_TIMES: usize = 3;
-const RENDER_BYTES: usize = 1 << 20;
-const RENDER_BYTES_PER_TOKEN: usize = 64;
 
 /// What encoding takes for each byte of text.
 const ENCODE_BYTES: usize = 100;
+/// What a prompt takes for each byte of its text: the text, and a token of four bytes for it at most.
+const PROMPT_BYTES: usize = 5;
 
 /// What an answer takes that is under way, besides its prompt.
 const ANSWER_BYTES: usize = 4 << 10;
@@ -95,10 +90,8 @@ async fn prepared<T: Send + 'static>(
 ) -> Result<(T, Share)> {
     let (shared, model) = (Arc::clone(shared), Arc::clone(shared.model()?));
     let size = share.bytes();
-    let context = model.session.context;
-    let render = RENDER_BYTES.saturating_add(RENDER_BYTES_PER_TOKEN.saturating_mul(context));
-    let needed = size.saturating_mul(WORK_TIMES).saturating_add(render);
-    let more = needed.saturating_sub(share.budget().work_bytes());
+    // A copy of its messages, before the template asks for what it takes itself.
+    let more = size.saturating_sub(share.budget().work_bytes());
     grow(&shared, &mut share, size.saturating_add(more), "to prepare")?;
     while_wanted(&Arc::clone(&shared), size, move |client| {
         let mut preparation = Preparation { shared, model, client, size, share };
@@ -185,7 +178,7 @@ impl Preparation {
         self.client.check()?;
         let answers = self.model.session.begin(&request, &prompt, checkpoint);
         let answers = answers.map_err(|error| self.refusal(&request, error))?;
-        let tools = request.callable_tools().iter().map(|tool| weight::of_value(&tool.parameters));
+        let tools = request.callable_tools().iter().map(|tool| text::weight_of(&tool.parameters));
         let answer = tools.fold(ANSWER_BYTES + 4 * prompt.tokens.len(), usize::saturating_add);
         Ok((answers, answer.saturating_mul(request.choices)))
     }
@@ -225,9 +218,19 @@ impl Preparation {
                 let rendered = self.rendered(&mut chat)?;
                 self.client.check()?;
                 self.grow_to_encode(&rendered, most)?;
-                let prompt = self.model.session.prompt_of_chat(&chat, rendered, most)?;
+                // What is rendered again comes beside the prompt.
+                let held = rendered.len().saturating_mul(PROMPT_BYTES);
+                let model = Arc::clone(&self.model);
+                let prompt = self.granted("to render", |grant| {
+                    let grant = &mut |bytes: usize| grant(bytes.saturating_add(held));
+                    model.session.prompt_of_chat(&chat, rendered, most, grant)
+                })?;
                 self.client.check()?;
-                let checkpoint = self.model.session.text.stable_prefix(&chat, &prompt);
+                let grant = &mut |bytes: usize| {
+                    let wanted = self.beside(bytes.saturating_add(held));
+                    wanted <= self.share.bytes() || self.share.resize(wanted).is_ok()
+                };
+                let checkpoint = model.session.text.stable_prefix(&chat, &prompt, grant);
                 return Ok((prompt, Some(checkpoint)));
             }
             Input::Text(text) => {
@@ -261,15 +264,39 @@ impl Preparation {
     }
 
     /// The text of a conversation. Many templates insist on one system message, in front, and on turns; clients do not.
-    fn rendered(&self, chat: &mut ChatRequest) -> Result<String> {
-        let text = &self.model.session.text;
-        match text.rendered(chat) {
+    fn rendered(&mut self, chat: &mut ChatRequest) -> Result<String> {
+        let model = Arc::clone(&self.model);
+        self.granted("to render", |grant| match model.session.text.rendered(chat, grant) {
             Err(error @ text::Error::TemplateRaised { .. }) => {
                 chat.messages = Conversation::of_messages(&chat.messages).into_messages();
-                Ok(text.rendered(chat).map_err(|_| error)?)
+                model.session.text.rendered(chat, grant).map_err(|_| error)
             }
-            rendered => Ok(rendered?),
-        }
+            rendered => rendered,
+        })
+    }
+
+    /// The result of what asks for memory beside the request's own, or why there is none.
+    fn granted<T, E>(
+        &mut self,
+        what: &str,
+        work: impl FnOnce(&mut dyn FnMut(usize) -> bool) -> std::result::Result<T, E>,
+    ) -> Result<T>
+    where
+        ApiError: From<E>,
+    {
+        let mut refusal = None;
+        let result = work(&mut |bytes| {
+            let wanted = self.beside(bytes);
+            refusal = grow(&self.shared, &mut self.share, wanted, what).err();
+            refusal.is_none()
+        });
+        result.map_err(|error| refusal.unwrap_or_else(|| error.into()))
+    }
+
+    /// The share for so many bytes beside what was made of the body and what the places of preparation have.
+    fn beside(&self, bytes: usize) -> usize {
+        let more = bytes.saturating_sub(self.share.budget().work_bytes());
+        self.size.saturating_add(more)
     }
 
     /// The tokens of a text, if there are no more than `most`.
@@ -281,9 +308,8 @@ impl Preparation {
     /// Takes a share of what encoding needs and the places of preparation do not have, unless the text is too long anyway.
     fn grow_to_encode(&mut self, text: &str, most: usize) -> Result<()> {
         self.model.session.check_length(text, most)?;
-        let work = text.len().saturating_mul(ENCODE_BYTES);
-        let more = work.saturating_sub(self.share.budget().work_bytes());
-        grow(&self.shared, &mut self.share, self.size.saturating_add(more), "to encode")
+        let wanted = self.beside(text.len().saturating_mul(ENCODE_BYTES));
+        grow(&self.shared, &mut self.share, wanted, "to encode")
     }
 }
 

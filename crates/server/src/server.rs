@@ -137,7 +137,8 @@ impl Server {
         let Loaded { mut engine, text, .. } = loaded;
         let (handle, thread, steps) = engine_thread::open();
         self.runtime.spawn(engine_thread::deliver(steps));
-        let budget = Budget::new(loaded.plan.request_bytes(), turns::PLACES);
+        let render_bytes = text.render_bytes();
+        let budget = Budget::new(loaded.plan.request_bytes(), turns::PLACES, render_bytes);
         let allowance = Arc::clone(&budget) as Arc<dyn Allowance>;
         let session = Session::new(&engine, text).with_grammars(allowance);
         let created =

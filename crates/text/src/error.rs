@@ -86,6 +86,12 @@ pub enum Error {
         /// What it did, and how much of that it may.
         limit: String,
     },
+    /// Rendering would take more memory than there is for it.
+    #[error("the chat template would take {bytes} bytes")]
+    NoMemory {
+        /// What it could take.
+        bytes: usize,
+    },
     /// A message cannot be given to a template.
     #[error("message {index}: {reason}")]
     Message {

@@ -21,6 +21,7 @@ mod stop;
 mod template;
 mod tokenizer;
 pub mod tools;
+mod weight;
 
 pub use answer::{AnswerParser, Piece};
 pub use detokenize::Detokenizer;
@@ -32,3 +33,4 @@ pub use source::TemplateFiles;
 pub use stop::{StopFilter, Stopped, eos_ids};
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
+pub use weight::{Weight, of_value as weight_of};

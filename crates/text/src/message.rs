@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{Error, Result};
+use crate::{Error, Result, weight};
 
 /// Everything a chat template is rendered with.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +35,14 @@ impl ChatRequest {
             add_generation_prompt: true,
             ..Self::default()
         }
+    }
+}
+
+impl ChatRequest {
+    /// What it holds in memory, about.
+    pub fn held_bytes(&self) -> usize {
+        let values = self.messages.iter().chain(&self.tools).chain(self.kwargs.values());
+        values.map(weight::of_value).fold(0, usize::saturating_add)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Everything between text and tokens of one model: tokenizer, chat template, end tokens, formats of thinking and calls.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use crate::template::Opening;
 use crate::tools::{Tool, ToolFormat};
 use crate::{
     AnswerParser, ChatRequest, ChatTemplate, Detokenizer, Error, Piece, ReasoningMarkers, Result,
@@ -19,6 +19,10 @@ const SIDE_FILES: [&str; 5] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
+
+/// What the tokens and the bytes of a prompt without the opening of an answer may have more than those of one with it.
+const CLOSED_TOKENS: usize = 64;
+const CLOSED_BYTES: usize = 256;
 
 /// A config that claims more does not loosen the limits of its template.
 const CONTEXT_LIMIT_TOKENS: usize = 1 << 20;
@@ -106,30 +110,58 @@ impl ModelText {
         })
     }
 
-    /// Limits what the chat template may make to what a context of so many tokens can use.
+    /// Limits what the chat template may make to what a context of so many tokens can use, and learns what the template
+    /// takes.
     pub fn set_context(&mut self, tokens: usize) {
         if let Some(template) = &mut self.template {
             template.set_context(tokens);
+            template.probe();
         }
+    }
+
+    /// What rendering a short conversation takes at most, its messages aside: no small share of memory, and so better set
+    /// aside for all.
+    pub fn render_bytes(&self) -> usize {
+        self.template.as_ref().map_or(0, ChatTemplate::least_bytes)
     }
 
     /// The prompt of a conversation. Without a chat template, the messages' text as it is.
     pub fn prompt(&self, request: &ChatRequest) -> Result<Prompt> {
-        self.prompt_of(request, self.rendered(request)?, usize::MAX)
+        let text = self.rendered(request, &mut |_| true)?;
+        self.prompt_of(request, text, usize::MAX, &mut |_| true)
     }
 
     /// The prompt of a conversation that was rendered to this text, unless it has more than `most` tokens: a text
-    /// that is far too long is refused without being encoded.
-    pub fn prompt_of(&self, request: &ChatRequest, text: String, most: usize) -> Result<Prompt> {
+    /// that is far too long is refused without being encoded. Rendering again asks for memory as [`Self::rendered`] does.
+    pub fn prompt_of(
+        &self,
+        request: &ChatRequest,
+        text: String,
+        most: usize,
+        grant: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Prompt> {
         let tokens = self.encoded(&text, most)?;
-        let thinking = self.thinking_left(request, &text);
+        let thinking = self.thinking_left(request, &text, grant)?;
         Ok(Prompt { text, tokens, thinking })
     }
 
-    /// The text of a conversation's prompt.
-    pub fn rendered(&self, request: &ChatRequest) -> Result<String> {
+    /// The text of a conversation's prompt, unless the memory is not granted that rendering it takes at most.
+    pub fn rendered(
+        &self,
+        request: &ChatRequest,
+        grant: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<String> {
+        self.render(request, self.opening(request), grant)
+    }
+
+    fn render(
+        &self,
+        request: &ChatRequest,
+        opening: Opening,
+        grant: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<String> {
         match &self.template {
-            Some(template) => Ok(template.render(&self.with_thinking(request))?),
+            Some(template) => template.render_within(request, opening, grant),
             None => {
                 let texts: Vec<&str> =
                     request.messages.iter().filter_map(|m| m["content"].as_str()).collect();
@@ -145,34 +177,55 @@ impl ModelText {
 
     /// How a prompt leaves thinking: as its template does. Marks that messages write open nothing, or a conversation
     /// about a file with `<think>` in it would get no answer.
-    fn thinking_left(&self, request: &ChatRequest, text: &str) -> Thinking {
+    fn thinking_left(
+        &self,
+        request: &ChatRequest,
+        text: &str,
+        grant: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Thinking> {
         let (Some(marks), Some(_)) = (&self.reasoning, &self.template) else {
-            return Thinking::Closed;
+            return Ok(Thinking::Closed);
         };
-        let broken = marks.broken_in(request).and_then(|broken| self.rendered(&broken).ok());
-        marks.left_by(broken.as_deref().unwrap_or(text))
+        let Some(broken) = marks.broken_in(request) else { return Ok(marks.left_by(text)) };
+        // Beside the request itself.
+        let copy_bytes = broken.held_bytes();
+        match self.rendered(&broken, &mut |bytes| grant(bytes.saturating_add(copy_bytes))) {
+            Err(error @ Error::NoMemory { .. }) => Err(error),
+            rendered => Ok(marks.left_by(rendered.as_deref().unwrap_or(text))),
+        }
     }
 
-    /// The same request with thinking switched on where tools need it and the request does not say.
-    fn with_thinking<'a>(&self, request: &'a ChatRequest) -> Cow<'a, ChatRequest> {
+    /// How a request's prompt ends, with thinking switched on where tools need it and the request does not say.
+    fn opening(&self, request: &ChatRequest) -> Opening {
         let said =
             request.enable_thinking.is_some() || request.kwargs.contains_key("enable_thinking");
         let needed = self.tools.is_some_and(ToolFormat::thinks_with_tools);
-        if said || !needed || request.tools.is_empty() {
-            return Cow::Borrowed(request);
+        let mut opening = Opening::of(request);
+        if !said && needed && !request.tools.is_empty() {
+            opening.enable_thinking = Some(true);
         }
-        Cow::Owned(ChatRequest { enable_thinking: Some(true), ..request.clone() })
+        opening
     }
 
     /// How many leading tokens of a prompt the next turn's prompt will most likely have too: those that the
-    /// template writes without the opening of an answer as well.
-    pub fn stable_prefix(&self, request: &ChatRequest, prompt: &Prompt) -> usize {
+    /// template writes without the opening of an answer as well. None where the memory to render that is not granted, or
+    /// where it is longer: such a template says nothing about the next turn, and would be encoded to no end.
+    pub fn stable_prefix(
+        &self,
+        request: &ChatRequest,
+        prompt: &Prompt,
+        grant: &mut dyn FnMut(usize) -> bool,
+    ) -> usize {
         if self.template.is_none() {
             return prompt.tokens.len();
         }
-        let closed = ChatRequest { add_generation_prompt: false, ..request.clone() };
-        // A template that refuses this says nothing about the next turn either.
-        let closed = self.rendered(&closed).and_then(|text| self.encoded(&text, usize::MAX));
+        let opening = Opening { is_answer: false, ..self.opening(request) };
+        // Nor does one that refuses this.
+        let Ok(closed) = self.render(request, opening, grant) else { return 0 };
+        if closed.len() > prompt.text.len() + CLOSED_BYTES {
+            return 0;
+        }
+        let closed = self.encoded(&closed, prompt.tokens.len() + CLOSED_TOKENS);
         let Ok(closed) = closed else { return 0 };
         let pairs = prompt.tokens.iter().zip(&closed);
         pairs.take_while(|(ours, theirs)| ours == theirs).count()
@@ -429,7 +482,7 @@ mod tests {
             user("How many legs has a spider?"),
         ]);
         let prompt = pebble.prompt(&first).unwrap();
-        let stable = pebble.stable_prefix(&first, &prompt);
+        let stable = pebble.stable_prefix(&first, &prompt, &mut |_| true);
         let mut second = first.clone();
         second
             .messages

@@ -14,10 +14,11 @@
 //! own, so that neither a deep value nor a panic takes the process down.
 //!
 //! # Memory of one render
-//! With *i* the bytes of the conversation (text, and about 150 for each field and item of a list) and *p* those of the
-//! prompt: an honest template takes 2 × *i* for the messages, as JSON and as values of the engine, and up to 3 × *p*
-//! for the prompt, which grows by doubling. No template takes more than 2 × *i* and 8 × *v*, and no prompt has more
-//! than 2 × *v* bytes, where *v* is 1 MiB + 64 bytes for each token of the context + 8 × *i*.
+//! With *j* what the conversation takes as JSON ([`crate::Weight`]), *i* its bytes (text, and 24 to 96 for each field and
+//! item of a list) and *p* those of the prompt: an honest template takes 2 × *j* for the messages, as JSON and as values
+//! of the engine, and up to 3 × *p* for the prompt, which grows by doubling. No template takes more than 2 × *j* and
+//! 8 × *v*, and no prompt has more than 2 × *v* bytes, where *v* is 512 KiB + 32 bytes for each token of the context, or
+//! 2 × *i* if that is more. [`ChatTemplate::render_within`] asks for that much before it takes it.
 //!
 //! # Known differences from Jinja2
 //! `KNOWN_DIFFERENCES` and `LENIENCES` in `tests/templates.rs` hold those that a comparison shows.
@@ -57,7 +58,7 @@ use serde_json::{Map, Value};
 use self::meter::{Limit, Measure, Meter};
 use crate::message::normalise;
 use crate::source::TemplateFiles;
-use crate::{ChatRequest, Error, Result};
+use crate::{ChatRequest, Error, Result, weight};
 
 /// Instructions one render may take, and a share for each message and tool: 80 published templates took
 /// up to 640 for each (`tests/support/cases.json`, November 2026).
@@ -85,6 +86,22 @@ pub struct ChatTemplate {
     context_tokens: usize,
     contents: OnceLock<content::Abilities>,
     calls: OnceLock<calls::Abilities>,
+}
+
+/// How a prompt ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Opening {
+    /// With the opening of the assistant's turn.
+    pub(crate) is_answer: bool,
+    /// `ChatRequest::enable_thinking`.
+    pub(crate) enable_thinking: Option<bool>,
+}
+
+impl Opening {
+    /// As a request says.
+    pub(crate) fn of(request: &ChatRequest) -> Self {
+        Self { is_answer: request.add_generation_prompt, enable_thinking: request.enable_thinking }
+    }
 }
 
 /// The words of `raise_exception`, carried through the engine's own error.
@@ -153,21 +170,60 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Finds out now what the template takes, which else the first render does.
+    pub(crate) fn probe(&self) {
+        self.calls();
+    }
+
     /// The prompt for a conversation. Encode it without adding special tokens: the template has them.
     pub fn render(&self, request: &ChatRequest) -> Result<String> {
+        self.render_within(request, Opening::of(request), &mut |_| true)
+    }
+
+    /// The same, opened so, unless the memory is not granted that it takes at most beside the request. What a copy of the
+    /// messages takes is held before it is asked for.
+    pub(crate) fn render_within(
+        &self,
+        request: &ChatRequest,
+        opening: Opening,
+        grant: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<String> {
         let messages = normalise(&request.messages)?;
         let messages = calls::adapt(messages, || self.calls());
         let messages = content::adapt(messages, || self.contents())?;
-        self.render_messages(messages, request)
+        let bytes = self.most_bytes(&messages, request);
+        if !grant(bytes) {
+            return Err(Error::NoMemory { bytes });
+        }
+        self.render_messages(messages, request, opening)
     }
 
     /// Renders messages exactly as they are given, as the transformers library would.
     pub fn render_exact(&self, request: &ChatRequest) -> Result<String> {
-        self.render_messages(request.messages.clone(), request)
+        self.render_messages(request.messages.clone(), request, Opening::of(request))
+    }
+
+    /// What rendering a short conversation takes at most.
+    pub(crate) fn least_bytes(&self) -> usize {
+        meter::most_held_bytes(self.context_tokens, 0)
+    }
+
+    /// What rendering takes at most.
+    fn most_bytes(&self, messages: &[Value], request: &ChatRequest) -> usize {
+        let input = || messages.iter().chain(&request.tools).chain(request.kwargs.values());
+        let json_bytes = input().map(weight::of_value).fold(0, usize::saturating_add);
+        let input_bytes = input().map(containers::json_bytes).fold(0, usize::saturating_add);
+        let made_bytes = meter::most_held_bytes(self.context_tokens, input_bytes);
+        json_bytes.saturating_mul(2).saturating_add(made_bytes)
     }
 
     /// Renders these messages with all else that is in a request.
-    fn render_messages(&self, messages: Vec<Value>, request: &ChatRequest) -> Result<String> {
+    fn render_messages(
+        &self,
+        messages: Vec<Value>,
+        request: &ChatRequest,
+        opening: Opening,
+    ) -> Result<String> {
         let tool_use = self.has_tool_use && !request.tools.is_empty();
         let name = if tool_use { TOOL_USE_NAME } else { DEFAULT_NAME };
         let now_unix_s = request.now_unix_s.unwrap_or_else(time::now_unix_s);
@@ -179,8 +235,8 @@ impl ChatTemplate {
         variables.insert("messages".to_owned(), Value::Array(messages));
         variables.insert("tools".to_owned(), tools);
         variables.insert("documents".to_owned(), Value::Null);
-        variables.insert("add_generation_prompt".to_owned(), request.add_generation_prompt.into());
-        if let Some(enable_thinking) = request.enable_thinking {
+        variables.insert("add_generation_prompt".to_owned(), opening.is_answer.into());
+        if let Some(enable_thinking) = opening.enable_thinking {
             variables.insert("enable_thinking".to_owned(), enable_thinking.into());
         }
         variables.extend(self.special_tokens.clone());
@@ -218,6 +274,7 @@ impl ChatTemplate {
             template
                 .render_captured_to(context, &mut output)
                 .map_err(|error| render_error(&error, name))?;
+            output.bytes.shrink_to_fit();
             String::from_utf8(output.bytes)
                 .map_err(|error| Error::TemplateRender { reason: error.to_string() })
         })

@@ -3,15 +3,15 @@
 //! A binary of its own, since its allocator counts.
 
 use serde_json::json;
-use text::{ChatRequest, ChatTemplate, Error, Message};
+use text::{ChatRequest, ChatTemplate, Error, Message, ModelText};
 
-use counting::peak_of;
+use counting::{peak_in, peak_of, turn};
 
 mod counting;
 
 const CONTEXT_TOKENS: usize = 4096;
-/// What one value may have, as the head of `template.rs` says, with 4 KB for the conversation.
-const VALUE_BYTES: usize = (1 << 20) + 64 * CONTEXT_TOKENS + 8 * 4096;
+/// What one value may have, as the head of `template.rs` says, where the conversation is short.
+const VALUE_BYTES: usize = (512 << 10) + 32 * CONTEXT_TOKENS;
 /// Beside the values: the compiled template, the engine's stacks, the error.
 const BESIDE_BYTES: usize = 6 << 20;
 
@@ -267,6 +267,78 @@ fn a_long_conversation_is_rendered() {
     // Many small messages, with more structure than text.
     let small = (0..20_000).map(|_| json!({"role": "a", "content": "b", "c": [1, 2]}));
     assert!(template.render_exact(&ChatRequest::new(small)).is_ok());
+}
+
+/// Pebble's text with another template.
+fn pebble_with(source: &str) -> ModelText {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/pebble/");
+    let read = |name: &str| match name {
+        "chat_template.jinja" => Ok::<_, Error>(Some(source.as_bytes().to_vec())),
+        name => Ok(std::fs::read(format!("{folder}{name}")).ok()),
+    };
+    let mut text = ModelText::open(read).unwrap();
+    text.set_context(CONTEXT_TOKENS);
+    text
+}
+
+#[test]
+fn what_rendering_takes_is_asked_for_before() {
+    let turn = turn();
+    let long = json!({"role": "user", "content": "word ".repeat(400_000)});
+    let many: Vec<_> = (0..20_000).map(|_| json!({"role": "user", "content": "b"})).collect();
+    let nested = json!({"role": "user", "content": "a", "x": vec![json!([[0], {"a": 0}]); 20_000]});
+    for messages in [vec![], vec![long], many, vec![nested]] {
+        let request = ChatRequest::new(messages);
+        for source in [
+            "{{ messages }}",
+            "{% for m in messages %}{{ m|tojson }}{% endfor %}",
+            "{% set x %}{% for m in messages %}{{ m|tojson }}{% endfor %}{% endset %}{{ x }}{{ x }}",
+            "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "{% set x %}{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}{% endset %}",
+            "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [m, messages] %}{% endfor %}",
+        ] {
+            let text = pebble_with(source);
+            let mut granted = 0;
+            let (_, peak) = peak_in(&turn, || {
+                text.rendered(&request, &mut |bytes| {
+                    granted = bytes;
+                    true
+                })
+            });
+            // A copy of the messages is there before.
+            let most = granted + request.held_bytes() + BESIDE_BYTES;
+            assert!(peak <= most, "{peak} bytes, more than {most}: {source}");
+            let (refused, peak) = peak_in(&turn, || text.rendered(&request, &mut |_| false));
+            assert!(matches!(refused, Err(Error::NoMemory { bytes }) if bytes == granted));
+            assert!(peak <= 2 * request.held_bytes() + BESIDE_BYTES, "{peak} for nothing");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_is_longer_without_an_answer_is_not_encoded() {
+    let turn = turn();
+    let request = ChatRequest::new([Message::new("user", "hello there")]);
+    let source = |closed: &str| {
+        format!(
+            "{{{{ messages[0].content }}}}{{% if add_generation_prompt %}}:{{% else %}}{closed}{{% endif %}}"
+        )
+    };
+    for (closed, stable) in [
+        ("", true),
+        ("{{ ' and' }}", true),
+        ("{{ 'a b ' * 100 }}", false),
+        ("{% for i in range(9) %}{{ 'a b ' * 25000 }}{% endfor %}", false),
+    ] {
+        let text = pebble_with(&source(closed));
+        let prompt = text.prompt(&request).unwrap();
+        let (tokens, peak) =
+            peak_in(&turn, || text.stable_prefix(&request, &prompt, &mut |_| true));
+        assert_eq!(tokens > 0, stable, "{closed}: {tokens}");
+        check_memory(closed, peak);
+        // It is a help, and no more: without memory there is none.
+        assert_eq!(text.stable_prefix(&request, &prompt, &mut |_| false), 0);
+    }
 }
 
 /// A small generator with a seed: the same templates at every run.

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args as _, FromArgMatches as _};
+use machine::file::Refusal;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde::{Deserialize, Serialize};
-use text::Message;
+use text::{Message, Weight};
 
 use crate::answer::Speaker;
 use crate::args::SamplingArgs;
@@ -241,9 +242,8 @@ impl Chat {
     fn save(&self, rest: &str) -> Result<String> {
         let path = file_name(rest, "save")?;
         // A mistyped name must not overwrite a file.
-        let is_ours = |json: Vec<u8>| serde_json::from_slice::<Saved>(&json).is_ok();
         anyhow::ensure!(
-            !path.exists() || std::fs::read(&path).is_ok_and(is_ours),
+            !path.exists() || read_saved(&path, self.speaker.conversation_bytes()).is_ok(),
             "{} is there and is not a saved conversation; choose another name",
             path.display()
         );
@@ -262,10 +262,7 @@ impl Chat {
 
     fn load(&mut self, rest: &str) -> Result<String> {
         let path = file_name(rest, "load")?;
-        let json = std::fs::read_to_string(&path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let saved: Saved = serde_json::from_str(&json)
-            .with_context(|| format!("{} is not a saved conversation", path.display()))?;
+        let saved = read_saved(&path, self.speaker.conversation_bytes())?;
         let count = saved.messages.len();
         self.messages = saved.messages;
         self.choices.system = saved.system;
@@ -275,6 +272,23 @@ impl Chat {
     fn complain(&self, error: &anyhow::Error) {
         say!("{} {error:#}", self.console.paint(Tone::Error, "error:"));
     }
+}
+
+/// A conversation from a file of anyone's, if it holds no more than `most` bytes once it is read.
+fn read_saved(path: &Path, most: usize) -> Result<Saved> {
+    let shown = path.display();
+    let too_large = || format!("{shown} holds more than {}", size::bytes(most as u64));
+    let json = match machine::file::read(path, most as u64) {
+        Ok(Some(json)) => json,
+        Ok(None) => anyhow::bail!("cannot read {shown}: there is no such file"),
+        Err(Refusal::NotAFile) => anyhow::bail!("cannot read {shown}: it is not a plain file"),
+        Err(Refusal::TooLarge) => anyhow::bail!(too_large()),
+        Err(Refusal::Io { source, .. }) => {
+            return Err(source).with_context(|| format!("cannot read {shown}"));
+        }
+    };
+    anyhow::ensure!(Weight::of(&json).reading_bytes(json.capacity()) <= most, too_large());
+    serde_json::from_slice(&json).with_context(|| format!("{shown} is not a saved conversation"))
 }
 
 fn file_name(rest: &str, command: &str) -> Result<PathBuf> {

@@ -347,6 +347,22 @@ fn from_number(number: &serde_json::Number) -> Value {
     }
 }
 
+/// The bytes that [`from_json`] would tell of a value.
+pub(super) fn json_bytes(value: &Json) -> usize {
+    let inner: usize = match value {
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+        Json::String(text) => text.len(),
+        Json::Array(array) => array.iter().map(json_bytes).sum(),
+        Json::Object(object) => {
+            let entry = |(key, item): (&String, &Json)| {
+                key.len() + ENTRY_BYTES + VALUE_SLOT_BYTES + json_bytes(item)
+            };
+            object.iter().map(entry).sum()
+        }
+    };
+    inner + VALUE_SLOT_BYTES
+}
+
 /// A value of the conversation, and its size. It is measured, but not limited.
 pub(super) fn from_json(value: Json) -> (Value, Size) {
     let leaf =
@@ -383,6 +399,25 @@ pub(super) fn from_json(value: Json) -> (Value, Size) {
                 .collect();
             let size = size.around(VALUE_SLOT_BYTES);
             (Value::from_object(Dict { map: Value::from_pairs(pairs), size }), size)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn json_is_measured_before_it_is_converted_as_it_is_then() {
+        for value in [
+            json!(null),
+            json!([]),
+            json!({}),
+            json!("text"),
+            json!({"a": [1, 2.5, true, {"b": "c"}], "": {"d": null}}),
+        ] {
+            assert_eq!(json_bytes(&value), from_json(value.clone()).1.bytes, "{value}");
         }
     }
 }

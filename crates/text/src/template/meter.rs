@@ -18,12 +18,15 @@ use minijinja::{Error, ErrorKind, Value};
 
 use crate::Error as TextError;
 
-/// Bytes that any template may make, and a share for each token of the context and each byte of the
-/// conversation. Tokens have 4 bytes of text; a run of spaces may have 16 to 128. A conversation that is longer than
-/// the context must still be rendered, to be refused by its tokens: JSON in JSON has up to 6 bytes for one.
-const VALUE_BASE_BYTES: usize = 1 << 20;
-const VALUE_BYTES_PER_TOKEN: usize = 64;
-const VALUE_BYTES_PER_INPUT_BYTE: usize = 8;
+/// Bytes that any template may make, and a share for each token of the context. Tokens have 4 bytes of text; a run
+/// of spaces may have 16 to 128.
+const VALUE_BASE_BYTES: usize = 512 << 10;
+const VALUE_BYTES_PER_TOKEN: usize = 32;
+/// A conversation that is longer than the context must still be rendered, to be refused by its tokens: text has up to
+/// two bytes for one as JSON, unless it is of control characters.
+const VALUE_BYTES_PER_INPUT_BYTE: usize = 2;
+/// What a render holds at most, in values: see the head.
+const VALUES_HELD: usize = 8;
 /// Work, as a multiple of `value_bytes`, and a share for each message and tool.
 const WORK_BASE: usize = 64;
 /// Values this short are not worth the counting: the limit of instructions bounds what they add up to.
@@ -129,6 +132,18 @@ pub(super) struct Meter {
     sweep_at: usize,
 }
 
+/// The most bytes of one value, for a context of so many tokens and an input of so many bytes.
+fn most_value_bytes(context_tokens: usize, input_bytes: usize) -> usize {
+    let of_context = context_tokens.saturating_mul(VALUE_BYTES_PER_TOKEN);
+    let of_input = input_bytes.saturating_mul(VALUE_BYTES_PER_INPUT_BYTE);
+    VALUE_BASE_BYTES.saturating_add(of_context).max(of_input)
+}
+
+/// The most that a render makes and holds at one time, beside its input.
+pub(super) fn most_held_bytes(context_tokens: usize, input_bytes: usize) -> usize {
+    most_value_bytes(context_tokens, input_bytes).saturating_mul(VALUES_HELD)
+}
+
 thread_local! {
     static METER: RefCell<Meter> = RefCell::new(Meter::new(0, 0, 0));
 }
@@ -136,9 +151,7 @@ thread_local! {
 impl Meter {
     /// The limits for a context of so many tokens and an input of so many bytes and messages.
     pub(super) fn new(context_tokens: usize, input_bytes: usize, inputs: usize) -> Self {
-        let value_bytes = VALUE_BASE_BYTES
-            .saturating_add(context_tokens.saturating_mul(VALUE_BYTES_PER_TOKEN))
-            .saturating_add(input_bytes.saturating_mul(VALUE_BYTES_PER_INPUT_BYTE));
+        let value_bytes = most_value_bytes(context_tokens, input_bytes);
         let work_bytes = value_bytes.saturating_mul(WORK_BASE.saturating_add(inputs));
         Self {
             value_bytes,

@@ -2,7 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 struct Counting;
 
@@ -46,9 +46,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// A turn to hold memory of which nothing is to be counted for others.
+pub(super) fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs work, and gives the most memory that was held meanwhile. Tests take turns, so that the peak is theirs.
 pub(super) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    peak_in(&turn(), work)
+}
+
+/// The same in a turn that was taken before.
+pub(super) fn peak_in<T>(_turn: &MutexGuard<'static, ()>, work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     let outcome = work();
