@@ -117,8 +117,8 @@ impl Grammars {
         if key.is_short()
             && let Ok(copy) = standing.fork(memory)
         {
-            let gives_way = memory.kept().keep(key, Arc::new(copy));
-            drop(gives_way);
+            let give_way = memory.kept().keep(key, Arc::new(copy), memory.most_bytes());
+            drop(give_way);
         }
         Ok(Constraint::new(&self.shared, standing))
     }

@@ -2,7 +2,7 @@
 //!
 //! What is kept has seen no token, and every answer gets a copy: caches never grow in it, so whether an answer runs
 //! into a limit does not depend on the requests before it. Its memory is held like that of answers, and given up when
-//! they want it.
+//! they want it; together they are a small part of what answers may have, since they stay when no answer is left.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,6 +12,8 @@ use crate::{Before, Grammar};
 
 /// Grammars that are kept.
 const MOST: usize = 16;
+/// What they hold together: this part of the most that one answer may have.
+const PART: usize = 4;
 /// The longest that is kept, in bytes of its text.
 const LONGEST_BYTES: usize = 64 << 10;
 
@@ -58,6 +60,11 @@ impl Compiled {
         self.entries.len()
     }
 
+    /// What they hold together.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.entries.iter().map(|(_, standing)| standing.bytes()).fold(0, usize::saturating_add)
+    }
+
     /// Takes out the one that was used longest ago.
     pub(crate) fn pop(&mut self) -> Option<Arc<Standing>> {
         self.entries.pop_back().map(|(_, standing)| standing)
@@ -71,12 +78,21 @@ impl Compiled {
         Some(standing)
     }
 
-    /// Keeps a grammar and hands back the one that gives way, to be dropped outside of any lock.
-    pub(crate) fn keep(&mut self, key: Key, standing: Arc<Standing>) -> Option<Arc<Standing>> {
+    /// Keeps a grammar and hands back those that give way, to be dropped outside of any lock.
+    pub(crate) fn keep(
+        &mut self,
+        key: Key,
+        standing: Arc<Standing>,
+        most_bytes: usize,
+    ) -> Vec<Arc<Standing>> {
         if self.get(&key).is_some() {
-            return Some(standing);
+            return vec![standing];
         }
         self.entries.push_front((key, standing));
-        if self.entries.len() > MOST { self.pop() } else { None }
+        let mut give_way = Vec::new();
+        while self.entries.len() > MOST || self.held_bytes() > most_bytes / PART {
+            give_way.extend(self.pop());
+        }
+        give_way
     }
 }

@@ -5,6 +5,7 @@
 //! to tell brackets and blocks from those in strings, expressions and comments; whether the grammar is right
 //! is the library's question.
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::error::{at_most, invalid};
@@ -15,6 +16,8 @@ const DEEPEST: usize = 64;
 /// Rules and terminals.
 const MOST_RULES: usize = 2_000;
 const MOST_SCHEMAS: usize = 256;
+/// Of a block of JSON, before it is parsed; no schema may have more.
+const MOST_VALUES: usize = 20_000;
 /// The library pairs every branch of one expression with every branch of the other before it counts what that costs,
 /// and names let a few intersections become many.
 const MOST_INTERSECTIONS: usize = 1;
@@ -107,12 +110,38 @@ fn name(bytes: &[u8]) -> usize {
     if length > 0 && bytes.get(length + 1) == Some(&b'>') { length + 2 } else { 1 }
 }
 
-/// The JSON value that the text begins with, and its length.
+/// The JSON value that the text begins with, and its length. It is counted before anything is made of it.
 fn value(text: &str) -> Result<(Value, usize), GrammarError> {
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    match values.next() {
-        Some(Ok(value)) => Ok((value, values.byte_offset())),
-        Some(Err(error)) => Err(invalid(&format!("the JSON in the grammar: {error}"))),
-        None => Err(invalid("the grammar ends where JSON should follow")),
+    let wrong = |error| invalid(&format!("the JSON in the grammar: {error}"));
+    let mut extent = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    let found =
+        extent.next().ok_or_else(|| invalid("the grammar ends where JSON should follow"))?;
+    found.map_err(wrong)?;
+    let json = &text[..extent.byte_offset()];
+    // Commas in texts count as well: they are few.
+    let values = json.bytes().filter(|byte| matches!(byte, b'{' | b'[' | b',')).count();
+    at_most("values", values, MOST_VALUES)?;
+    Ok((serde_json::from_str(json).map_err(wrong)?, json.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_in_a_grammar_is_counted_before_it_is_parsed() {
+        #[track_caller]
+        fn check(json: &str, expect: &str) {
+            for mark in ["%json", "%regex", "%llguidance"] {
+                let error = prepare(&format!("start: {mark} {json}")).unwrap_err().to_string();
+                assert!(error.contains(expect), "{error}");
+            }
+        }
+        let many = format!("[{}]", vec!["[]"; MOST_VALUES].join(","));
+        check(&format!("{{\"enum\": {many}}}"), "values");
+        // It ends in nothing, and nothing was made of what came before.
+        check(&format!("{{\"enum\": {many}"), "the JSON in the grammar: EOF");
+        check("", "where JSON should follow");
+        assert!(prepare("start: %json {\"enum\": [1, \"a,b\"]} \"x\"").is_ok());
     }
 }

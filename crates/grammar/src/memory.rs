@@ -90,6 +90,12 @@ impl Memory {
     }
 }
 
+impl Holding {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 impl Drop for Holding {
     fn drop(&mut self) {
         self.allowance.resize(self.bytes, 0);

@@ -356,6 +356,44 @@ fn what_was_compiled_is_kept_for_the_next_and_unchanged_by_the_last() {
     }
 }
 
+/// So much for one answer.
+struct Most(usize);
+
+impl Allowance for Most {
+    fn resize(&self, _from: usize, to: usize) -> bool {
+        to <= self.0
+    }
+
+    fn most_bytes(&self) -> usize {
+        self.0
+    }
+
+    fn step_bytes(&self) -> usize {
+        usize::MAX
+    }
+}
+
+#[test]
+fn what_is_kept_is_a_small_part_of_what_answers_may_have() {
+    let tokens = with_control_tokens(&[b"a".to_vec(), b"b".to_vec()]);
+    let ends = BTreeSet::from([2]);
+    let compile = |most: usize| {
+        let grammars = Grammars::new(&tokens, &ends, Arc::new(Most(most))).unwrap();
+        for count in 1..12 {
+            let regex = Grammar::Regex(format!("(a|b)*a(a|b){{{count}}}"));
+            grammars.compile(&regex, Before::Nothing).unwrap();
+        }
+        let kept = grammars.shared.memory.kept();
+        (kept.len(), kept.held_bytes())
+    };
+    let (all, bytes) = compile(usize::MAX);
+    assert_eq!(all, 11);
+    // Room for half of them.
+    let most = 4 * (bytes / 2);
+    let (some, held) = compile(most);
+    assert!(some > 0 && some < all && held <= most / 4, "{some} of {all}, {held} of {bytes} bytes");
+}
+
 #[test]
 fn newlines_that_the_grammar_wants_are_its_own() {
     let toy = Toy::of(&["</think>", "\n", "1"]);

@@ -55,6 +55,11 @@ impl Standing {
         Ok(Standing { state, settled, slow: Duration::ZERO, holding })
     }
 
+    /// The memory that is held for it.
+    pub(crate) fn bytes(&self) -> usize {
+        self.holding.bytes()
+    }
+
     /// A copy that goes on from here on its own.
     pub(crate) fn fork(&self, memory: &Memory) -> Result<Standing, ConstraintError> {
         let holding = memory.hold(self.state.bytes())?;

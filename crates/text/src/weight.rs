@@ -28,6 +28,11 @@ const DEEPEST: u32 = 128;
 
 /// Fields whose texts are read as JSON.
 const JSON_TEXTS: [&[u8]; 3] = [b"arguments", b"guided_json", b"json"];
+/// Fields whose texts are grammars, and what JSON in one follows.
+const GRAMMARS: [&[u8]; 2] = [b"guided_grammar", b"grammar"];
+const GRAMMAR_JSON: [&[u8]; 3] = [b"%json", b"%regex", b"%llguidance"];
+/// JSON in a grammar is there as it is read, with references resolved, and as the compiler takes it.
+const GRAMMAR_COPIES: usize = 3;
 
 /// What a body comes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +64,9 @@ impl Weight {
                     scan.text(text.len());
                     if is_one_of(key, &JSON_TEXTS) {
                         nested.take_text(text);
+                    }
+                    if is_one_of(key, &GRAMMARS) {
+                        nested.take_grammar(text);
                     }
                     last = text;
                     key = b"";
@@ -190,6 +198,37 @@ impl Scan {
             };
         }
         self.text(open.map_or(0, |(length, _)| length));
+    }
+
+    /// Counts the JSON in a grammar: all that looks like values behind the first mark of one. What is in strings and in
+    /// expressions is not told apart, since what opens those can be written in many ways.
+    fn take_grammar(&mut self, text: &[u8]) {
+        let mut open: Vec<u8> = Vec::with_capacity(GRAMMAR_JSON[2].len());
+        let mut is_found = false;
+        for byte in Unescaped(text) {
+            if is_found {
+                let bytes = match byte {
+                    b'{' => OBJECT_BYTES,
+                    b'[' => ARRAY_BYTES,
+                    b',' | b':' => FIELD_BYTES.max(ELEMENT_BYTES),
+                    b'"' => TEXT_BYTES / 2,
+                    _ => 1,
+                };
+                self.bytes += GRAMMAR_COPIES * bytes;
+                self.values += usize::from(matches!(byte, b'{' | b'[' | b','));
+                continue;
+            }
+            match byte {
+                b'%' => open.clear(),
+                _ if open.is_empty() => continue,
+                _ => {}
+            }
+            open.push(byte);
+            is_found = GRAMMAR_JSON.contains(&open.as_slice());
+            if !GRAMMAR_JSON.iter().any(|mark| mark.starts_with(&open)) {
+                open.clear();
+            }
+        }
     }
 }
 
@@ -330,6 +369,30 @@ mod tests {
         }
         for text in ["", "  ", "plain, text", "\"[1,2,3]\"", "12"] {
             assert_eq!(check(&json!({"arguments": text}).to_string()).nested_bytes, 0, "{text}");
+        }
+    }
+
+    #[test]
+    fn json_in_a_grammar_weighs_like_json() {
+        let values = json!(vec![json!({"a": 0}); 1000]).to_string();
+        let alone = Weight::of(values.as_bytes());
+        for (key, grammar) in [
+            ("guided_grammar", format!("start: %json {{\"enum\": {values}}}")),
+            ("grammar", format!("start: \"50%\" a %%json {{\"enum\": {values}}}")),
+            // A quote that is none, and a key and a mark that are written in escapes.
+            ("guided_grammar", format!("start: /\"/ a\na: %regex {{\"x\": {values}}}")),
+            ("grammar", format!("start: %llguidance {{\"x\": {values}}}")),
+        ] {
+            let weight = check(&json!({key: grammar}).to_string());
+            assert!(weight.nested_bytes >= 3 * held(&serde_json::from_str(&values).unwrap()));
+            assert!(weight.nested_bytes <= 12 * alone.values_bytes, "{weight:?} of {alone:?}");
+            assert!(weight.values > 1000, "{weight:?}");
+        }
+        let hidden = "{\"gr\\u0061mmar\": \"start: \\u0025json [[0],[0]]\"}";
+        assert!(check(hidden).nested_bytes > 3 * ARRAY_BYTES);
+        // Without JSON it is text.
+        for text in ["start: \"a\" | \"b\" | \"{,,,}\"", "start: /%js/ \"%js on\""] {
+            assert_eq!(check(&json!({"guided_grammar": text}).to_string()).nested_bytes, 0);
         }
     }
 
