@@ -45,6 +45,9 @@ const MOST_REQUEST_BYTES: u64 = 512 << 20;
 const PROMPT_BYTES: u64 = 8 << 20;
 const PROMPT_BYTES_PER_TOKEN: u64 = 640;
 
+/// Name of the row of what connections hold before anything is known of their requests.
+const CONNECTIONS: &str = "connections";
+
 /// The longest context planned unasked.
 const DEFAULT_CONTEXT: usize = 32_768;
 
@@ -89,6 +92,8 @@ pub struct PlanRequest {
     /// Whether positions are shared among the sequences, and the past is kept: what is left out below is then
     /// chosen by what there is, not by the worst case of every sequence.
     pub serving: bool,
+    /// What connections may hold besides what requests do.
+    pub connection_bytes: u64,
     /// Positions over all sequences and the prefix cache, at least one sequence's.
     pub pool_tokens: Option<usize>,
     /// States of the prefix cache beside those of the sequences.
@@ -167,7 +172,8 @@ pub struct Plan {
 impl Plan {
     /// What the model takes beside a program that is there already.
     pub fn model_bytes(&self) -> u64 {
-        let rows = self.rows.iter().filter(|row| ![PROGRAM, REQUESTS].contains(&row.name));
+        let rows =
+            self.rows.iter().filter(|row| ![PROGRAM, REQUESTS, CONNECTIONS].contains(&row.name));
         rows.fold(0, |sum, row| sum.saturating_add(row.bytes))
     }
 
@@ -340,6 +346,7 @@ impl<'a> Planner<'a> {
             + expert_bytes
             + self.program_bytes()
             + self.least_request_bytes(&options)
+            + self.request.connection_bytes
             + self.request.draft_bytes
             + self.activation_bytes(&options);
         let left = |taken| self.budget_bytes.saturating_sub(other).saturating_sub(taken);
@@ -429,6 +436,10 @@ impl<'a> Planner<'a> {
         };
         let (name, bytes, note) = (REQUESTS, self.least_request_bytes(options), note.to_owned());
         rows.push(Row { name, bytes, note });
+        if self.request.connection_bytes > 0 {
+            let (name, bytes) = (CONNECTIONS, self.request.connection_bytes);
+            rows.push(Row { name, bytes, note: "heads of requests".to_owned() });
+        }
         let (note, bytes) = ("tokenizer, threads, program".to_owned(), self.program_bytes());
         rows.push(Row { name: PROGRAM, bytes, note });
         Ok(rows)

@@ -347,6 +347,20 @@ fn requests_have_their_share_and_never_less_than_fills_the_context() {
 }
 
 #[test]
+fn connections_are_planned_beside_their_requests() {
+    let spec = spec(PEBBLE);
+    let request = serving(2 << 30, 2048);
+    let with = PlanRequest { connection_bytes: 16 << 20, ..request };
+    let (without, with) = (plan(&spec, &request), plan(&spec, &with));
+    assert_eq!(row(&with, "connections"), 16 << 20);
+    assert_eq!(with.request_bytes(), without.request_bytes());
+    assert_eq!(
+        with.model_bytes() + row(&with, "requests"),
+        without.model_bytes() + row(&without, "requests")
+    );
+}
+
+#[test]
 fn a_servers_pool_can_be_asked_for() {
     let spec = spec(PEBBLE);
     let asked =

@@ -70,14 +70,15 @@ impl FromRequest<Arc<Shared>> for Posted {
         if bytes.is_empty() {
             return Err(ApiError::bad_request("invalid_json", "the body is empty, expected JSON"));
         }
+        let size = bytes.len();
         let posted = {
             let shared = Arc::clone(shared);
             move || parse(bytes, share, &shared)
         };
-        if first <= READ_AT_ONCE_BYTES && length.is_some() {
+        if size <= READ_AT_ONCE_BYTES {
             return posted();
         }
-        prepare::in_turn(shared, first, posted).await
+        prepare::in_turn(shared, size, posted).await
     }
 }
 

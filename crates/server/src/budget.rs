@@ -19,6 +19,8 @@ const WORK_SHARE: usize = 8;
 const STEP_SHARE: usize = 16;
 /// A share of the budget up to this part of it is a small one.
 const SMALL_SHARE: usize = 16;
+/// A request up to this size is quickly prepared, however much memory there is.
+const QUICK_BYTES: usize = 1 << 20;
 /// Freed bytes that are worth a walk through the heap, and how long more of them are waited for.
 const WORTH_RETURNING_BYTES: usize = 2 << 20;
 const RETURN_AFTER: Duration = Duration::from_millis(500);
@@ -88,6 +90,11 @@ impl Budget {
         self.total_bytes / SMALL_SHARE
     }
 
+    /// The largest request whose turn may come beside any other's.
+    pub(crate) fn quick_bytes(&self) -> usize {
+        self.small_bytes().min(QUICK_BYTES)
+    }
+
     /// Changes what is used by one holding.
     fn change(&self, from: usize, to: usize) -> Result<(), Denied> {
         if to <= from {
@@ -109,11 +116,15 @@ impl Budget {
     }
 
     fn free(&self, bytes: usize) {
-        if bytes == 0 {
-            return;
+        if bytes > 0 {
+            lock(&self.state).used_bytes -= bytes;
+            self.was_freed(bytes);
         }
+    }
+
+    /// Takes note of memory that was freed, so that it is returned when there is much of it.
+    pub(crate) fn was_freed(&self, bytes: usize) {
         let mut state = lock(&self.state);
-        state.used_bytes -= bytes;
         state.freed_bytes = state.freed_bytes.saturating_add(bytes);
         if state.freed_bytes >= WORTH_RETURNING_BYTES && !state.is_returning {
             state.is_returning = true;
@@ -240,6 +251,13 @@ mod tests {
         drop(small);
         // Small ones may have all that large ones leave.
         assert!(budget.take(62).is_ok());
+    }
+
+    #[test]
+    fn what_is_quick_does_not_grow_with_the_memory() {
+        assert_eq!(budget().quick_bytes(), 62);
+        assert_eq!(Budget::new(512 << 20, 2, 0).quick_bytes(), 1 << 20);
+        assert!(Budget::new(512 << 20, 2, 0).small_bytes() > 16 << 20);
     }
 
     #[test]

@@ -48,4 +48,4 @@ mod page;
 
 pub use inspect::metrics_page;
 pub use options::Options;
-pub use server::{Loaded, Server, StartError};
+pub use server::{HEAD_BYTES, Loaded, Server, StartError};

@@ -124,7 +124,7 @@ async fn while_wanted<T: Send + 'static>(
     size: usize,
     work: impl FnOnce(Client) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let is_large = shared.budget().is_ok_and(|budget| size > budget.small_bytes());
+    let is_large = shared.budget().is_ok_and(|budget| size > budget.quick_bytes());
     let turn = shared.turns.take(size, is_large).await;
     let turn = turn.ok_or_else(|| ApiError::internal("the server is shutting down"))?;
     // Dropped with this future if the client goes away; the work goes on until it notices, and so does its turn.

@@ -32,8 +32,9 @@ use crate::{Options, app, turns};
 
 /// Threads for connections at most.
 const MOST_THREADS: usize = 4;
-/// The longest head of a request.
-const HEAD_BYTES: usize = 64 << 10;
+/// The longest head of a request, and what is read of a body at once: every connection may hold as much, before its
+/// key is looked at.
+pub const HEAD_BYTES: usize = 16 << 10;
 /// What the system may keep for a client that does not read: megabytes if left alone, and no answer would ever
 /// have to wait for its reader.
 const SEND_BYTES: u32 = 64 << 10;
@@ -269,6 +270,7 @@ async fn serve(
         let requests = Requests::new(router.clone(), opened.0.clone(), options.patience);
         let metrics = Arc::clone(&shared.metrics);
         let socket = Socket::new(stream, opened.0.clone(), metrics, options.unread);
+        let shared = Arc::clone(&shared);
         let connection = graceful.watch(builder.serve_connection(TokioIo::new(socket), requests));
         tokio::spawn(async move {
             tokio::select! {
@@ -277,6 +279,10 @@ async fn serve(
                 () = opened.0.given_up() => {}
             }
             drop(opened);
+            // Many of them leave much behind, and it is no request's.
+            if let Ok(budget) = shared.budget() {
+                budget.was_freed(HEAD_BYTES);
+            }
         });
     }
     drop(listener);

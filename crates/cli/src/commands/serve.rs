@@ -37,6 +37,7 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     let request = PlanRequest {
         sequences: Some(service.parallel),
         serving: true,
+        connection_bytes: connections(service).saturating_mul(server::HEAD_BYTES) as u64,
         ..invocation.plan_request()
     };
     let pair = invocation.plan_pair(&model, &request)?;
