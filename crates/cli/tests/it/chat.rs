@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use serde_json::json;
+
 use super::{Home, assert_has};
 
 /// Plays `script` (see chat.py) and returns everything the terminal showed; `None` where it cannot.
@@ -144,6 +146,63 @@ fn ctrl_c_stops_an_answer_and_twice_it_quits() {
         exit 0
     "#;
     play(&home, &["run", "--temperature", "0", "--threads", "1"], &[], script);
+}
+
+/// Megabytes that a run had at most, as it says behind each answer.
+fn peaks(shown: &str) -> Vec<f64> {
+    let ends = shown.match_indices(" MB memory").map(|(at, _)| &shown[..at]);
+    ends.map(|text| text.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn a_conversation_from_a_file_takes_no_more_than_the_memory() {
+    let home = Home::new();
+    let saved = |message: serde_json::Value| {
+        let messages = [message, json!({"role": "assistant", "content": "Yes."})];
+        json!({"model": "pebble", "messages": messages}).to_string()
+    };
+    let called = |arguments: serde_json::Value| {
+        let call = json!({"type": "function", "function": {"name": "f", "arguments": arguments}});
+        json!({"role": "assistant", "tool_calls": [call]})
+    };
+    let user = |content: serde_json::Value| json!({"role": "user", "content": content});
+    let objects = |count: usize| json!(vec![json!({"a": 0}); count]);
+    home.write("full.json", saved(user("word ".repeat(5500).into())));
+    // Too much to be read, and too much to be said.
+    home.write("values.json", saved(called(objects(300_000))));
+    home.write("text.json", saved(called(objects(300_000).to_string().into())));
+    home.write("parts.json", saved(user(objects(300_000))));
+    home.write("huge.json", saved(user(" ".repeat(30_000_000).into())));
+    home.write(
+        "thought.json",
+        saved(json!({"role": "assistant", "reasoning_content": "word ".repeat(150_000)})),
+    );
+    home.write(
+        "part.json",
+        saved(user(json!([{"type": "text", "text": "word ".repeat(150_000)}]))),
+    );
+    home.write("called.json", saved(called(json!({"x": "word ".repeat(150_000)}))));
+    let mut script = String::from(
+        "type \"/load full.json\"\nwait \"2 messages from\"\ntype \"Go on.\"\nwait \"MB memory\"\n",
+    );
+    for refused in ["values", "text", "parts", "huge"] {
+        script +=
+            &format!("type \"/load {refused}.json\"\nwait \"{refused}.json holds more than\"\n");
+    }
+    for heavy in ["thought", "part", "called"] {
+        script += &format!(
+            "type \"/load {heavy}.json\"\nwait \"2 messages from\"\ntype \"Go on.\"\nwait \"context of 8192\"\n"
+        );
+    }
+    script += "type \"/load /dev/zero\"\nwait \"it is not a plain file\"\n\
+        type \"/save /dev/zero\"\nwait \"is not a saved conversation\"\n\
+        type \"/clear\"\nwait \"begins anew\"\ntype \"What's the opposite of cold?\"\nwait \"MB memory\"\n\
+        type \"/bye\"\nexit 0";
+    let arguments =
+        ["run", "--temperature", "0", "--max-tokens", "8", "--threads", "1", "--memory", "500M"];
+    let Some(shown) = play(&home, &arguments, &[], &script) else { return };
+    let [usual, after] = peaks(&shown)[..] else { panic!("{shown}") };
+    assert!(after <= 500.0 && after - usual <= 32.0, "{usual} MB, then {after} MB:\n{shown}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Mutants of checkpoints, configs, tokenizers and templates, each shown, planned and run by the real program
 //! under limits of the kernel.
 //!
-//! A mutant is a small real model with some of its files changed, all by its number. Whatever it says, the
+//! A mutant is a small real model with some of its files changed, all by its number; one whose template was changed is also
+//! talked to. Whatever it says, the
 //! program ends by itself with 0, 1 or 2, within 10 seconds of processor and 2 GB of memory, and prints no
 //! panic. `MILLSTREAM_MUTANT=<number>` runs one alone, `<first>-<last>` several; the folder of one that fails is kept and named.
 
@@ -23,6 +24,16 @@ use draw::Draw;
 
 /// Seconds of processor and KiB of memory that a run may take.
 const LIMITS: &str = "-c 0 -t 10 -d 2097152";
+
+/// What no run may say: that it broke, or that it asked for memory that was not there, however politely.
+const FORBIDDEN: [&str; 6] = [
+    "panicked at",
+    "RUST_BACKTRACE",
+    "memory allocation of",
+    "overflowed its stack",
+    "cannot allocate",
+    "Cannot allocate memory",
+];
 
 /// A run that waits for something uses no processor.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -87,11 +98,16 @@ fn attempt(home: &Home, number: u64) -> Option<String> {
     std::fs::create_dir(&folder).unwrap();
     let changes = seeds::make(&folder, &mut Draw::new(number));
     let mut wrong = String::new();
-    for arguments in [
+    let mut runs = vec![
         &["show", "./mutant"][..],
         &["plan", "./mutant"],
         &["logits", "./mutant", "--tokens", "1,2,3", "--out", "logits", "--greedy", "1"],
-    ] {
+    ];
+    // The others render no conversation.
+    if changes.iter().any(|change| change.starts_with(seeds::TEMPLATE)) {
+        runs.push(&["run", "./mutant", "hello there", "--max-tokens", "1"]);
+    }
+    for arguments in runs {
         if let Err(problem) = one(home, arguments) {
             writeln!(wrong, "  millstream {}: {problem}", arguments.join(" ")).unwrap();
         }
@@ -114,10 +130,7 @@ fn one(home: &Home, arguments: &[&str]) -> Result<(), String> {
     command.stdout(Stdio::null()).stderr(stderr);
     let status = wait(command.spawn().unwrap())?;
     let talk = String::from_utf8_lossy(&std::fs::read(&talk).unwrap()).into_owned();
-    let is_panic =
-        ["panicked at", "RUST_BACKTRACE", "memory allocation of", "overflowed its stack"]
-            .iter()
-            .any(|words| talk.contains(words));
+    let is_panic = FORBIDDEN.iter().any(|words| talk.contains(words));
     if is_panic || !matches!(status.code(), Some(0..=2)) {
         let talk: String = talk.chars().take(600).collect();
         return Err(format!("{status}: {talk}"));

@@ -49,7 +49,7 @@ pub(super) const SIZES: [&str; 40] = [
 ];
 
 /// Chat templates, or pieces of some.
-pub(super) const TEMPLATES: [&str; 12] = [
+pub(super) const TEMPLATES: [&str; 26] = [
     "{% for m in messages %}{{ m.content }}",
     "{{ messages[0]['content'] | nothing_like_it }}",
     "{% if %}",
@@ -62,6 +62,20 @@ pub(super) const TEMPLATES: [&str; 12] = [
     "{{- ((((((((((1)))))))))) -}}",
     "<think></think>{{ enable_thinking }}<|im_start|><|im_end|>",
     "",
+    "{{ 'x'|indent(10**10) }}",
+    "{{ '{:>10000000000}'.format(1) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%1000000000d'|format(1) }}",
+    "{{ ('x' * 2000).replace('x', 'y' * 2000).replace('y', 'z' * 2000) }}",
+    "{{ range(1000000)|list|join('x' * 1000) }}",
+    "{% set s = namespace(x='xx') %}{% for i in range(40) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
+    "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+    "{% set x %}{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}{% endset %}",
+    "{% set s = namespace(x=[1]) %}{% for i in range(400) %}{% set s.x = [s.x, s.x] %}{% endfor %}",
+    "{{ [messages] * 100000000 }}",
+    "{{ messages|tojson(indent=10**9) }}",
+    "{% if not add_generation_prompt %}{{ 'a b ' * 300000 }}{% endif %}",
+    "{% for i in range(99999) %}{% if 'z' in 'x' * 99999 %}{% endif %}{% endfor %}",
 ];
 
 /// Steps of a tokenizer.json, by section.

@@ -25,7 +25,7 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TOKENIZER: &str = "tokenizer.json";
-const TEMPLATE: &str = "chat_template.jinja";
+pub(super) const TEMPLATE: &str = "chat_template.jinja";
 const SIDES: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.json"];
 
 /// Writes a mutant into an empty folder, and says what was changed.
