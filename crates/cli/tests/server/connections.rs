@@ -1,7 +1,8 @@
 //! More connections than there may be, of clients that send or read next to nothing: others are answered all the same.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::ending::begin;
@@ -9,14 +10,14 @@ use super::http::{self, Reply};
 use super::served::{Served, endless};
 
 /// More than a server takes at once.
-const CONNECTIONS: usize = 1100;
+pub(crate) const CONNECTIONS: usize = 1100;
 /// Patience of the server in these tests.
 const PATIENCE: &str = "5";
 /// A client would wait so long. Each of these attacks kept others out for 30 s or more.
 const PROMPT: Duration = Duration::from_secs(15);
 
 /// Whether this process may have so many connections, for some tests beside each other.
-fn can_open_many() -> bool {
+pub(crate) fn can_open_many() -> bool {
     let wanted = 6 * CONNECTIONS as u64;
     let files = machine::descriptors::ask_for(wanted);
     let can = files.is_none_or(|files| files >= wanted);
@@ -27,7 +28,7 @@ fn can_open_many() -> bool {
 }
 
 /// So many connections that send as much of this as is taken, and read nothing.
-fn flood(served: &Served, count: usize, request: &[u8]) -> Vec<TcpStream> {
+pub(crate) fn flood(served: &Served, count: usize, request: &[u8]) -> Vec<TcpStream> {
     let connect = |_| {
         let mut stream = served.connect();
         stream.set_nonblocking(true).unwrap();
@@ -125,6 +126,49 @@ fn idle_connections_give_way_and_answers_do_not() {
         last = data;
     }
     assert_eq!(last, "[DONE]");
+}
+
+/// The address of this machine by which others reach it; none where it has but its own loop.
+fn own_address() -> Option<IpAddr> {
+    // Nothing is sent: the system only says from where it would be.
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+/// One address has half of the seats at most, however well it behaves on each.
+#[test]
+fn one_address_leaves_seats_to_others() {
+    let Some(address) = own_address() else {
+        println!("skipped: this machine has no address but its own loop");
+        return;
+    };
+    if !can_open_many() {
+        return;
+    }
+    let served = Served::start(&["--host", "0.0.0.0"]);
+    let connect = |_| {
+        let mut stream = TcpStream::connect((address, served.port)).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let head =
+            http::head("POST", "/v1/chat/completions", &[("content-length", "60000")]) + "\r\n{";
+        let _ = stream.write(head.as_bytes());
+        stream
+    };
+    let mut attack: Vec<TcpStream> = (0..CONNECTIONS).map(connect).collect();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // A little faster than a body has to come.
+            while !is_over.load(Ordering::Relaxed) {
+                attack.iter_mut().for_each(|stream| drop(stream.write(&[b' '; 1280])));
+                std::thread::sleep(Duration::from_millis(250));
+            }
+        });
+        check_prompt(&served);
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 /// An answer that no buffers hold.

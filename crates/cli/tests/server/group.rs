@@ -45,6 +45,14 @@ impl Group {
         command
     }
 
+    /// The most memory that it ever had, file cache and kernel's included.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        let file = if self.is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" };
+        // Older kernels do not tell.
+        let text = std::fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+
     /// How often the kernel has ended a process for memory.
     pub(crate) fn kills(&self) -> u64 {
         let file = if self.is_v1 { "memory.oom_control" } else { "memory.events" };

@@ -17,11 +17,15 @@ mod hostile;
 mod http;
 mod load;
 mod memory;
+mod prompts;
 mod readers;
 mod served;
 mod speculation;
+mod templates;
 mod thinking;
 mod turns;
+mod uring;
+mod watched;
 mod weights;
 
 use std::path::{Path, PathBuf};

@@ -2,102 +2,26 @@
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::group::Group;
+use crate::connections::{CONNECTIONS, can_open_many, flood};
 use crate::http::{self, Reply};
-use crate::served::{Served, question};
+use crate::served::{COLD, Served, question};
+use crate::watched::{ANSWER_TOKENS, ANSWERS, Watched};
 
-const MEMORY_MIB: u64 = 500;
-/// What the kernel has to leave besides: page tables, file cache.
-const ALLOWANCE_MIB: u64 = 64;
-/// What a server may keep more of after hostile requests than after an ordinary one.
-const KEPT_MIB: u64 = 32;
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The most answers to one request, and their length in tests of many answers.
-const ANSWERS: usize = 16;
-const ANSWER_TOKENS: usize = 40;
+/// What connections may take together: the row of the plan, and as much again for what the server keeps of each.
+const FLOOD_MIB: u64 = 32;
+/// How long a client may have to wait for a seat beside a flood.
+const GIVES_WAY: Duration = Duration::from_secs(15);
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 const OLLAMA: &str = "/api/chat";
-
-/// A server in a control group, and what it holds after a request that fills the context.
-struct Watched {
-    // Before the group: that can only be removed when it is empty.
-    served: Served,
-    group: Group,
-    usual_bytes: u64,
-}
-
-impl Watched {
-    fn start() -> Option<Watched> {
-        let group = Group::new((MEMORY_MIB + ALLOWANCE_MIB) << 20)?;
-        let memory = format!("{MEMORY_MIB}M");
-        let served = Served::start_in(&group, &["--memory", &memory]);
-        // 6,000 words and their answer, of 8,192 tokens.
-        let mut full = question(&"word ".repeat(6000));
-        full["max_tokens"] = 8.into();
-        served.chat(&full);
-        let usual_bytes = served.resident_bytes().0;
-        Some(Watched { served, group, usual_bytes })
-    }
-
-    /// What it holds after many ordinary answers as well: slots, pages and rows of a batch are planned, but become
-    /// resident when they are first written.
-    fn after_many_answers(mut self) -> Watched {
-        let served = &self.served;
-        std::thread::scope(|scope| {
-            for index in 0..4 {
-                let mut body = question(&format!("word{index} ").repeat(1500));
-                body["n"] = ANSWERS.into();
-                body["max_tokens"] = ANSWER_TOKENS.into();
-                scope.spawn(move || served.chat(&body));
-            }
-        });
-        self.usual_bytes = self.served.resident_bytes().0;
-        self
-    }
-
-    /// Sends a body; the reply must be one of refusal or an answer.
-    #[track_caller]
-    fn send(&self, path: &str, body: &str, about: &str) -> u16 {
-        let reply = self.served.send(&http::post(path, &[], body.as_bytes()));
-        let status = reply.status;
-        let text = reply.text();
-        let short: String = text.chars().take(300).collect();
-        assert!(matches!(status, 200 | 400 | 413 | 503), "{about}: {status} {short}");
-        self.check_peak(about);
-        status
-    }
-
-    #[track_caller]
-    fn check_peak(&self, about: &str) {
-        let peak = self.served.resident_bytes().1 >> 20;
-        assert!(peak <= MEMORY_MIB, "{peak} MiB were resident of {MEMORY_MIB} after {about}");
-        assert_eq!(self.group.kills(), 0, "killed for memory after {about}");
-    }
-
-    /// It still answers, and has given back what it took.
-    #[track_caller]
-    fn check_returned(&self) {
-        self.served.check_answers();
-        let start = Instant::now();
-        loop {
-            let more = self.served.resident_bytes().0.saturating_sub(self.usual_bytes) >> 20;
-            if more <= KEPT_MIB {
-                return;
-            }
-            assert!(start.elapsed() < PATIENCE, "{more} MiB more than after an ordinary request");
-            std::thread::sleep(Duration::from_millis(250));
-        }
-    }
-}
 
 /// Many small objects, about this many bytes of them.
 fn objects(bytes: usize) -> String {
@@ -132,9 +56,18 @@ fn called(arguments: &str) -> String {
     ))
 }
 
+/// One server for all of them: to fill a context takes longer than most of what is done with it.
 #[test]
-fn no_request_takes_more_than_the_memory() {
-    let Some(watched) = Watched::start() else { return };
+fn what_is_asked_one_after_another_takes_no_more_than_the_memory() {
+    let watched = Watched::start();
+    no_request_takes_more_than_the_memory(&watched);
+    floods_of_connections_take_no_more_than_is_planned_for_them(&watched);
+    unfinished_bodies_take_no_more_than_the_memory(&watched);
+    requests_within_the_budget_take_no_more_than_the_memory_together(&watched);
+    requests_of_agents_pass(&watched);
+}
+
+fn no_request_takes_more_than_the_memory(watched: &Watched) {
     let many = objects(2_000_000);
     let schema = format!("{{\"type\":\"object\",\"x\":{many}}}");
     let properties: String =
@@ -166,6 +99,14 @@ fn no_request_takes_more_than_the_memory() {
             "a grammar",
             CHAT,
             chat_with("guided_grammar", &text(&format!("start: {}", list("\"a\" | ", 100_000)))),
+        ),
+        (
+            "JSON in a grammar",
+            CHAT,
+            chat_with(
+                "guided_grammar",
+                &text(&format!("start: %json {{\"enum\":{}}}", objects(250_000))),
+            ),
         ),
         ("an expression", CHAT, chat_with("guided_regex", &text(&"(a|b)?".repeat(500_000)))),
         (
@@ -247,9 +188,7 @@ fn no_request_takes_more_than_the_memory() {
     watched.check_returned();
 }
 
-#[test]
-fn requests_within_the_budget_take_no_more_than_the_memory_together() {
-    let Some(watched) = Watched::start() else { return };
+fn requests_within_the_budget_take_no_more_than_the_memory_together(watched: &Watched) {
     // As large as one may be, or nearly so.
     let sizes = [100_000, 200_000, 300_000, 400_000];
     let body = |bytes: usize| {
@@ -260,7 +199,6 @@ fn requests_within_the_budget_take_no_more_than_the_memory_together() {
         ]
     };
     let bodies: Vec<String> = sizes.into_iter().flat_map(body).collect();
-    let watched = &watched;
     std::thread::scope(|scope| {
         for body in &bodies {
             scope.spawn(move || {
@@ -275,7 +213,7 @@ fn requests_within_the_budget_take_no_more_than_the_memory_together() {
 
 #[test]
 fn grammars_take_no_more_than_the_memory() {
-    let Some(watched) = Watched::start().map(Watched::after_many_answers) else { return };
+    let watched = Watched::start().after_many_answers();
     let pattern = |index: usize| json!({"type": "string", "pattern": format!("^(a|b)*a(a|b){{{}}}$", 50 + index)});
     let properties = |count: usize| -> serde_json::Map<String, Value> {
         (0..count).map(|index| (format!("p{index}"), pattern(index))).collect()
@@ -305,9 +243,7 @@ fn grammars_take_no_more_than_the_memory() {
     watched.check_returned();
 }
 
-#[test]
-fn unfinished_bodies_take_no_more_than_the_memory() {
-    let Some(watched) = Watched::start() else { return };
+fn unfinished_bodies_take_no_more_than_the_memory(watched: &Watched) {
     for (bytes, announced) in [(31_000_000, true), (9_000_000, true), (31_000_000, false)] {
         let framing = if announced {
             format!("content-length: {bytes}\r\n")
@@ -338,9 +274,7 @@ fn unfinished_bodies_take_no_more_than_the_memory() {
     }
 }
 
-#[test]
-fn requests_of_agents_pass() {
-    let Some(watched) = Watched::start() else { return };
+fn requests_of_agents_pass(watched: &Watched) {
     // They are too long for Pebble: that is said, and not that they are too heavy.
     let property = json!({"type": "string", "description": "What to look for, as an expression."});
     let tool = |index: usize| {
@@ -373,37 +307,6 @@ fn requests_of_agents_pass() {
 }
 
 #[test]
-fn a_prompt_on_standard_input_takes_no_more_than_the_memory() {
-    let memory = format!("{MEMORY_MIB}M");
-    let Some(group) = Group::new((MEMORY_MIB + ALLOWANCE_MIB) << 20) else { return };
-    let run = |prompt: &str| {
-        let home = tempfile::tempdir().unwrap();
-        let mut command = group.wrap(env!("CARGO_BIN_EXE_millstream"));
-        command.args(["run", "pebble", "--threads", "1", "--max-tokens", "4", "--memory", &memory]);
-        command.current_dir(home.path()).env_clear().env("HOME", home.path());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        // A program that has refused already may not read to the end.
-        let _ = child.stdin.take().unwrap().write_all(prompt.as_bytes());
-        let output = child.wait_with_output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
-    };
-    for (words, expect) in [
-        (9000, "tokens do not fit in a context of 8192"),
-        (100_000, "tokens do not fit in a context of 8192"),
-        (1_500_000, "far more than a context of 8192 tokens holds"),
-        (6_000_000, "which no context holds"),
-    ] {
-        let (code, said) = run(&"word ".repeat(words));
-        assert_eq!(code, Some(1), "{words} words: {said}");
-        assert!(said.contains(expect), "{words} words: {said}");
-    }
-    let (code, said) = run(&"word ".repeat(6000));
-    assert_eq!(code, Some(0), "{said}");
-    assert_eq!(group.kills(), 0);
-}
-
-#[test]
 fn a_small_request_does_not_wait_for_large_ones() {
     let served = Served::start(&["--memory", "6G"]);
     let large =
@@ -421,6 +324,68 @@ fn a_small_request_does_not_wait_for_large_ones() {
         client.set_nonblocking(false).unwrap();
         let reply = Reply::read(client).unwrap();
         assert!(matches!(reply.status, 200 | 400), "{}", reply.status);
+    }
+}
+
+/// However a body comes, it is as large as it is: one that does not tell its length is not small for that.
+#[test]
+fn bodies_of_30_megabytes_do_not_hold_small_requests_up() {
+    const PROMPT: Duration = Duration::from_secs(3);
+    let served = Served::start(&["--memory", "6G"]);
+    let spaces =
+        json!({"messages": [{"role": "user", "content": " ".repeat(30_000_000)}], "max_tokens": 1});
+    let (spaces, path) = (spaces.to_string(), "/v1/messages/count_tokens");
+    let mut chunked = http::head("POST", path, &[("transfer-encoding", "chunked")]) + "\r\n";
+    chunked.push_str(&format!("{:x}\r\n{spaces}\r\n0\r\n\r\n", spaces.len()));
+    for large in [http::post(path, &[], spaces.as_bytes()), chunked.into_bytes()] {
+        let is_over = AtomicBool::new(false);
+        let median = std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        // Refused, the rest of it may find nothing that reads.
+                        let Some(reply) = http::exchange(served.port, &large) else { continue };
+                        assert!(matches!(reply.status, 200 | 400 | 413 | 503), "{}", reply.status);
+                    }
+                });
+            }
+            let small = || {
+                let start = Instant::now();
+                served.check_answers();
+                start.elapsed()
+            };
+            let mut times: Vec<Duration> = (0..5).map(|_| small()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            times.sort();
+            times[2]
+        });
+        assert!(median < PROMPT, "{median:?} for a small request");
+    }
+}
+
+fn floods_of_connections_take_no_more_than_is_planned_for_them(watched: &Watched) {
+    if !can_open_many() {
+        return;
+    }
+    let head = |bytes: usize| http::head("GET", "/health", &[("x-long", &"x".repeat(bytes))]);
+    for (about, request) in [
+        ("unfinished heads", head(15 << 10).into_bytes()),
+        ("unfinished heads that are too long", head(60 << 10).into_bytes()),
+        ("answers that are not read", http::get("/style.css", &[]).repeat(600)),
+    ] {
+        let before = watched.served.resident_bytes().0;
+        let attack = flood(&watched.served, CONNECTIONS, &request);
+        // Slow clients of the same address give way, a moment later.
+        let start = Instant::now();
+        while watched.served.post(CHAT, &question(COLD)).status == 503 {
+            assert!(start.elapsed() < GIVES_WAY, "no answer beside {about}");
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        let more = watched.served.resident_bytes().0.saturating_sub(before) >> 20;
+        assert!(more <= FLOOD_MIB, "{more} MiB for {about}");
+        watched.check_peak(about);
+        drop(attack);
+        watched.check_returned();
     }
 }
 

@@ -47,9 +47,14 @@ impl Served {
     /// The same in a control group.
     #[track_caller]
     pub(crate) fn start_in(group: &Group, options: &[&str]) -> Served {
-        let home = tempfile::tempdir().unwrap();
-        let log = std::fs::File::create(home.path().join("stderr")).unwrap();
         let command = group.wrap(env!("CARGO_BIN_EXE_millstream"));
+        Served::start_by(command, options, tempfile::tempdir().unwrap())
+    }
+
+    /// The same by a command that becomes the program with the arguments that follow.
+    #[track_caller]
+    pub(crate) fn start_by(command: Command, options: &[&str], home: TempDir) -> Served {
+        let log = std::fs::File::create(home.path().join("stderr")).unwrap();
         Served::spawn(command, options, home, log)
     }
 
@@ -174,7 +179,7 @@ impl Served {
         }
     }
 
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.home.path().join("stderr")).unwrap_or_default()
     }
 }

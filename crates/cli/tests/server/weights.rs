@@ -9,18 +9,24 @@ use tempfile::TempDir;
 use crate::repository;
 use crate::served::{COLD, HOT, Served, question};
 
+/// 12 slots, a token's experts of one layer and one more for each layer, so that every answer reads.
+const FEW_SLOTS: [&str; 5] = ["-v", "--expert-cache", "1248k", "--stream-experts", "always"];
+
 /// A server that keeps few of Pebble's experts in memory, and the folder of its weights.
-fn streaming() -> (TempDir, Served) {
+pub(crate) fn streaming() -> (TempDir, Served) {
+    let folder = pebble();
+    let model = folder.path().to_str().unwrap();
+    let served = Served::start(&[&FEW_SLOTS[..], &[model]].concat());
+    (folder, served)
+}
+
+pub(crate) fn pebble() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(repository("models/pebble")).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
-    let model = folder.path().to_str().unwrap();
-    // 12 slots, a token's experts of one layer and one more for each layer, so that every answer reads.
-    let served =
-        Served::start(&["-v", model, "--expert-cache", "1248k", "--stream-experts", "always"]);
-    (folder, served)
+    folder
 }
 
 fn touch(path: &Path) {
