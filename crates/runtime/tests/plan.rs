@@ -251,7 +251,7 @@ fn advice_helps() {
     let several = PlanRequest { context: Some(8192), memory_bytes: Some(enough), ..several };
     check_hints(&spec, &several, &["--context", "--memory"]);
     // A context that would have to be none at all.
-    let none = PlanRequest { context: Some(1024), ..request(fixed - (1 << 20) + 4 * slot) };
+    let none = PlanRequest { context: Some(1024), ..request(fixed - (2 << 20) + 4 * slot) };
     check_hints(&spec, &none, &["--memory"]);
 }
 

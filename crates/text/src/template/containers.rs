@@ -38,7 +38,7 @@ impl Size {
         if self.depth > DEPTH_LIMIT {
             return Err(Limit { measure: Measure::Depth, most: DEPTH_LIMIT }.into());
         }
-        if self.bytes > meter::value_bytes() {
+        if self.bytes > meter::walked_bytes() {
             return Err(meter::too_large());
         }
         Ok(self)
@@ -182,7 +182,7 @@ fn walk(value: &Value, depth: usize, walked: &mut usize) -> Result<Size, Error> 
         size = size.beside(item);
         size.bytes = size.bytes.saturating_add(own_bytes);
         *walked = walked.saturating_add(VALUE_SLOT_BYTES);
-        if size.bytes.max(*walked) > meter::value_bytes() {
+        if size.bytes.max(*walked) > meter::walked_bytes() {
             return Err(meter::too_large());
         }
         Ok(())

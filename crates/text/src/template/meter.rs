@@ -1,7 +1,7 @@
 //! What one render may make: text, values, and work. A template cannot use more than the context holds.
 //!
 //! A render has a thread of its own, and the meter is that thread's. Four things are limited:
-//! - one value: a string, or a list with all that is in it (`value_bytes`);
+//! - one value: a string, or the places of a list (`value_bytes`); a list with all that is in it, twice that;
 //! - what is written, to the output and into captures together: twice that;
 //! - the values that are alive at one time: twice that. Strings and lists are counted until nothing else holds
 //!   them, which their reference counts tell;
@@ -230,6 +230,11 @@ fn with<T>(f: impl FnOnce(&mut Meter) -> Result<T, Limit>) -> Result<T, Error> {
 /// The most bytes of one value.
 pub(super) fn value_bytes() -> usize {
     METER.with_borrow(|meter| meter.value_bytes)
+}
+
+/// The most bytes that walking one value touches: parts that it shares with others count as often as they are in it.
+pub(super) fn walked_bytes() -> usize {
+    value_bytes().saturating_mul(2)
 }
 
 /// The limit on one value, as an error.
