@@ -276,7 +276,7 @@ fn pebble_with(source: &str) -> ModelText {
         "chat_template.jinja" => Ok::<_, Error>(Some(source.as_bytes().to_vec())),
         name => Ok(std::fs::read(format!("{folder}{name}")).ok()),
     };
-    let mut text = ModelText::open(read).unwrap();
+    let mut text = ModelText::open(read).expect("Pebble's text");
     text.set_context(CONTEXT_TOKENS);
     text
 }
