@@ -7,8 +7,8 @@
 
 use std::time::Instant;
 
-use compute::memory::{KvArena, KvFormat, PageId};
-use compute::{AttentionShape, CpuBackend, KvRun, PageTable, Step};
+use compute::memory::{KvFormat, PageId};
+use compute::{AttentionShape, CpuBackend, HostStore, KvRun, PageTable, Step, Store};
 
 fn main() {
     let argument = |index: usize, default: usize| {
@@ -25,7 +25,7 @@ fn main() {
         page / 64
     );
     let most = 65_536;
-    let mut arenas = [KvArena::new(pages, most / 64).expect("memory")];
+    let mut arenas = [HostStore.kv(&pages, most / 64).expect("memory")];
     let wave = |i: usize| (i * 7919 % 1000) as f32 / 500.0 - 1.0;
     let row: Vec<f32> = (0..kv_heads * head_dim).map(wave).collect();
     for position in 0..most {

@@ -2,13 +2,11 @@
 //!
 //! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA [WIDTH [COUNT]]]]]`
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use compute::{CpuBackend, Linear, Step, Weight};
-use machine::pages::Pages;
-
+use compute::{CpuBackend, HostStore, Linear, MatrixPlace, Step, Store, Weight};
 use format::{Encoding, Float};
+use machine::pages::Pages;
 
 fn main() {
     let threads: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(2);
@@ -38,11 +36,11 @@ fn main() {
                 if encoding == Encoding::Mxfp4 { bits & 0x0303 | 0x7878 } else { bits | 0x3800 };
             word.copy_from_slice(&word_of.to_le_bytes());
         }
-        let memory = Arc::new(memory);
+        let region = HostStore.region(memory).expect("a region");
         let weights: Vec<Linear> = (0..count)
-            .map(|i| Linear {
-                weight: Weight::new(Arc::clone(&memory), i * bytes, rows, cols, encoding),
-                bias: None,
+            .map(|i| {
+                let place = MatrixPlace::packed(i * bytes, rows, cols, encoding);
+                Linear { weight: Weight::new(region.clone(), place), bias: None }
             })
             .collect();
         for x_rows in

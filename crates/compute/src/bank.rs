@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use machine::pages::Pages;
-
-use crate::{Error, Matrix, Tally, Weight};
 use format::Float;
+
+use crate::store::{Region, Slab};
+use crate::{Error, Matrix, MatrixPlace, Tally};
 
 /// One expert's weights, in memory for as long as the borrow lasts.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,50 @@ pub struct Bias<'a> {
     pub float: Float,
 }
 
-/// Who of a step with drafted rows wants an expert.
+/// Where an expert lies in its memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertPlace {
+    /// Gate, up, down.
+    pub projections: [MatrixPlace; 3],
+    /// Their biases, where they have one.
+    pub biases: [Option<BiasPlace>; 3],
+    /// As [`Expert::is_interleaved`].
+    pub is_interleaved: bool,
+}
+
+/// Where a bias lies in its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BiasPlace {
+    /// First byte.
+    pub start: usize,
+    /// Type of its values, one for each row of the weight.
+    pub float: Float,
+}
+
+impl ExpertPlace {
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> usize {
+        let parts = self.projections.iter().zip(&self.biases);
+        let bytes = |(matrix, bias): (&MatrixPlace, &Option<BiasPlace>)| {
+            matrix.bytes() + bias.map_or(0, |bias| matrix.rows * bias.float.bytes())
+        };
+        parts.map(bytes).sum()
+    }
+
+    /// The expert as kernels see it.
+    pub fn view<'a>(&self, memory: &'a [u8]) -> Expert<'a> {
+        let [gate, up, down] = self.projections.each_ref().map(|matrix| matrix.view(memory));
+        let bias = |part: usize| {
+            let BiasPlace { start, float } = self.biases[part]?;
+            let len_bytes = self.projections[part].rows * float.bytes();
+            Some(Bias { bytes: &memory[start..start + len_bytes], float })
+        };
+        let biases = [bias(0), bias(1), bias(2)];
+        Expert { gate, up, down, biases, is_interleaved: self.is_interleaved }
+    }
+}
+
+/// Which rows of a step with drafted rows want an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trial {
     /// Bit `i`: row `i` wants it. None if a row that is certain wants it too.
@@ -68,7 +111,7 @@ pub type Take<'a> = &'a mut dyn FnMut(&[(u32, Expert<'_>)]);
 /// A bank may hold them in memory or bring them from a disk; model code cannot tell which.
 pub trait ExpertBank: Send + Sync {
     /// Starts to bring the `wanted` experts of a layer, the most used first, for `rows` rows. `trials`
-    /// says who wants each of them where the step has drafted rows, and is empty where it has none.
+    /// says which rows want each of them where the step has drafted rows, and is empty where it has none.
     fn visit<'a>(
         &'a self,
         layer: usize,
@@ -81,7 +124,7 @@ pub trait ExpertBank: Send + Sync {
     /// every step with drafted rows; a step that begins without it finds all of them wrong.
     fn settle(&self, _accepted: u64) {}
 
-    /// Counts of its experts, for who looks on.
+    /// Counts of its experts, to be watched.
     fn tally(&self) -> &Tally;
 
     /// Whether [`ExpertBank::expect`] is worth calling.
@@ -91,6 +134,49 @@ pub trait ExpertBank: Send + Sync {
 
     /// The next visit will be to this layer, and will probably want these experts.
     fn expect(&self, _layer: usize, _likely: &[u32]) {}
+
+    /// Where its experts lie, for backends that compute them there; `None` if they can only be visited.
+    fn residency(&self) -> Option<&dyn Residency> {
+        None
+    }
+}
+
+/// Where experts lie, for backends that compute them in their own memory or read the host's in place.
+pub trait Residency: Send + Sync {
+    /// All experts of a layer, if they are there for good: then the host is not asked at every step.
+    fn resident(&self, layer: usize) -> Option<Arc<[ResidentExpert]>>;
+
+    /// The routing of a layer that is not complete has come back. Decides which experts are computed where they lie and
+    /// which by the host; reads of the others are under way when it returns. Arguments as for [`ExpertBank::visit`].
+    fn settle_layer<'a>(
+        &'a self,
+        layer: usize,
+        wanted: &'a [u32],
+        rows: usize,
+        trials: &'a [Trial],
+    ) -> Box<dyn Parting + 'a>;
+}
+
+/// Experts of one visit, divided between device and host. Those of the device stay where they are as long as this lives.
+pub trait Parting: Sync {
+    /// Experts that lie in a slab which the backend reads.
+    fn on_device(&self) -> Vec<SlabExpert<'_>>;
+
+    /// The others, for the host to compute as they come.
+    fn on_host(&self) -> &dyn Visit;
+}
+
+/// An expert in a slab.
+#[derive(Clone, Copy, Debug)]
+pub struct SlabExpert<'a> {
+    /// Its index in the layer.
+    pub id: u32,
+    /// The slab and the first byte of its slot.
+    pub slot: (&'a Slab, usize),
+    /// The bytes of the slot, as the host sees them.
+    pub bytes: &'a [u8],
+    /// Where its parts are in the slot.
+    pub place: &'a ExpertPlace,
 }
 
 /// Experts on their way. Threads may share it; each expert is handed over once.
@@ -117,55 +203,18 @@ pub enum Turn {
     Finished,
 }
 
-/// A bias that owns a share of a memory region.
-#[derive(Clone, Debug)]
-pub struct BiasWeight {
-    memory: Arc<Pages>,
-    start: usize,
-    len_bytes: usize,
-    float: Float,
-}
-
-impl BiasWeight {
-    /// The `count` values at `offset` of `memory`.
-    pub fn new(memory: Arc<Pages>, offset: usize, count: usize, float: Float) -> BiasWeight {
-        let len_bytes = count * float.bytes();
-        assert!(offset + len_bytes <= memory.len(), "a bias outside its region");
-        BiasWeight { memory, start: offset, len_bytes, float }
-    }
-
-    fn view(&self) -> Bias<'_> {
-        let bytes = &self.memory[self.start..self.start + self.len_bytes];
-        Bias { bytes, float: self.float }
-    }
-}
-
-/// The weights of an expert that stays in memory.
+/// An expert that stays in a backend's memory.
 #[derive(Clone, Debug)]
 pub struct ResidentExpert {
-    /// Gate, up, down.
-    pub projections: [Weight; 3],
-    /// Theirs, where they have one.
-    pub biases: [Option<BiasWeight>; 3],
-    /// As [`Expert::is_interleaved`].
-    pub is_interleaved: bool,
+    /// Shared with the layer's others.
+    pub region: Region,
+    /// Where it is in the region.
+    pub place: ExpertPlace,
 }
 
 impl ResidentExpert {
-    fn bytes(&self) -> usize {
-        let biases = self.biases.iter().flatten().map(|bias| bias.len_bytes);
-        self.projections.iter().map(Weight::bytes).chain(biases).sum()
-    }
-
-    fn view(&self) -> Expert<'_> {
-        let [gate, up, down] = &self.projections;
-        Expert {
-            gate: gate.view(),
-            up: up.view(),
-            down: down.view(),
-            biases: self.biases.each_ref().map(|bias| bias.as_ref().map(BiasWeight::view)),
-            is_interleaved: self.is_interleaved,
-        }
+    pub(crate) fn view(&self) -> Expert<'_> {
+        self.place.view(self.region.bytes())
     }
 }
 
@@ -173,7 +222,7 @@ impl ResidentExpert {
 #[derive(Debug)]
 pub struct ResidentBank {
     /// By layer (empty for layers without experts), then expert.
-    layers: Vec<Vec<ResidentExpert>>,
+    layers: Vec<Arc<[ResidentExpert]>>,
     tally: Tally,
 }
 
@@ -181,12 +230,12 @@ impl ResidentBank {
     /// A bank over weights that are already loaded.
     pub fn new(layers: Vec<Vec<ResidentExpert>>) -> Self {
         let tally = Tally::new(layers.iter().map(Vec::len));
-        ResidentBank { layers, tally }
+        ResidentBank { layers: layers.into_iter().map(Arc::from).collect(), tally }
     }
 
     /// Bytes of all experts.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().flatten().map(ResidentExpert::bytes).sum()
+        self.layers.iter().flat_map(|layer| layer.iter()).map(|e| e.place.bytes()).sum()
     }
 }
 
@@ -203,18 +252,40 @@ impl ExpertBank for ResidentBank {
         _trials: &'a [Trial],
     ) -> Box<dyn Visit + 'a> {
         self.tally.count_union(rows, wanted.len());
-        Box::new(ResidentVisit {
-            experts: &self.layers[layer],
-            wanted,
-            handed: AtomicUsize::new(0),
-        })
+        Box::new(ResidentVisit::new(&self.layers[layer], wanted))
+    }
+
+    fn residency(&self) -> Option<&dyn Residency> {
+        Some(self)
     }
 }
 
-struct ResidentVisit<'a> {
+impl Residency for ResidentBank {
+    fn resident(&self, layer: usize) -> Option<Arc<[ResidentExpert]>> {
+        Some(Arc::clone(&self.layers[layer]))
+    }
+
+    fn settle_layer<'a>(
+        &'a self,
+        layer: usize,
+        _wanted: &'a [u32],
+        _rows: usize,
+        _trials: &'a [Trial],
+    ) -> Box<dyn Parting + 'a> {
+        unreachable!("layer {layer} is complete")
+    }
+}
+
+pub(crate) struct ResidentVisit<'a> {
     experts: &'a [ResidentExpert],
     wanted: &'a [u32],
     handed: AtomicUsize,
+}
+
+impl<'a> ResidentVisit<'a> {
+    pub(crate) fn new(experts: &'a [ResidentExpert], wanted: &'a [u32]) -> ResidentVisit<'a> {
+        ResidentVisit { experts, wanted, handed: AtomicUsize::new(0) }
+    }
 }
 
 impl Visit for ResidentVisit<'_> {

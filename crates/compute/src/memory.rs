@@ -1,13 +1,14 @@
 //! The memory that sequences keep between steps, and its layout: KV pages and recurrent slots.
 //!
-//! Both arenas have a capacity fixed at construction and live in huge-page memory. Which page or slot
-//! belongs to whom, and how many sequences share it, is decided elsewhere (crate `state`): here is
+//! Both arenas have a capacity fixed at construction; [`PageMemory`] and [`SlotMemory`] are what the CPU keeps in them.
+//! Which page or slot belongs to which sequence, and how many share it, is decided elsewhere (crate `state`): here is
 //! only where the bytes are. Invariant: a page holds [`BLOCK`] consecutive positions, starting at a
 //! multiple of [`BLOCK`], of all planes of one layer.
 //!
 //! The compute threads of one step write disjoint pages and slots of the same arena at once; the
-//! `unsafe` functions that allow this say who may not be looking meanwhile.
+//! `unsafe` functions that allow this say what may not be read meanwhile.
 
+mod arena;
 mod pages;
 
 use std::marker::PhantomData;
@@ -16,8 +17,9 @@ use std::ops::Range;
 use machine::Result;
 use machine::pages::Pages;
 
-pub use pages::{BLOCK, KvArena, KvFormat, PageId, PageShape, Plane, PlaneOrder};
-pub(crate) use pages::{PANEL, PlaneBlock, panel_width};
+pub use arena::{KvArena, RecurrentArena};
+pub use pages::{BLOCK, KvFormat, PageId, PageShape, Plane, PlaneOrder};
+pub(crate) use pages::{PANEL, PageMemory, PlaneBlock, panel_width};
 
 /// Slots of a [`RecurrentArena`] start on a cache line.
 const SLOT_ALIGN_FLOATS: usize = 16;
@@ -26,63 +28,48 @@ const SLOT_ALIGN_FLOATS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
-/// Slots of f32 for what a recurrent layer remembers.
-pub struct RecurrentArena {
+/// Slots of f32 in host memory, for what a recurrent layer remembers.
+pub(crate) struct SlotMemory {
     slot_floats: usize,
     slot_count: usize,
     base: *mut f32,
     memory: Pages,
 }
 
-// SAFETY: as for `KvArena`.
-unsafe impl Send for RecurrentArena {}
-// SAFETY: as for `KvArena`.
-unsafe impl Sync for RecurrentArena {}
+// SAFETY: as for `PageMemory`.
+unsafe impl Send for SlotMemory {}
+// SAFETY: as for `PageMemory`.
+unsafe impl Sync for SlotMemory {}
 
-impl RecurrentArena {
+impl SlotMemory {
     /// Maps `slot_count` zeroed slots; nothing is resident until it is written.
-    pub fn new(slot_floats: usize, slot_count: usize) -> Result<RecurrentArena> {
+    pub(crate) fn new(slot_floats: usize, slot_count: usize) -> Result<SlotMemory> {
         let slot_bytes = slot_bytes(slot_floats);
         let mut memory = Pages::new(slot_bytes.saturating_mul(slot_count))?;
         let base = memory.as_mut_ptr().cast();
-        Ok(RecurrentArena { slot_floats, slot_count, base, memory })
-    }
-
-    /// Bytes one slot takes in memory.
-    pub fn slot_bytes(&self) -> usize {
-        slot_bytes(self.slot_floats)
-    }
-
-    /// Floats of one slot.
-    pub fn slot_floats(&self) -> usize {
-        self.slot_floats
-    }
-
-    /// How many slots there are.
-    pub fn slot_count(&self) -> usize {
-        self.slot_count
+        Ok(SlotMemory { slot_floats, slot_count, base, memory })
     }
 
     /// Makes the whole arena resident now.
-    pub fn prefault(&mut self) {
+    pub(crate) fn prefault(&mut self) {
         self.memory.prefault();
     }
 
     /// A slot, for reading.
-    pub fn slot(&self, slot: SlotId) -> &[f32] {
+    pub(crate) fn slot(&self, slot: SlotId) -> &[f32] {
         // SAFETY: a slot is `slot_floats` initialised floats (zeros at first); a caller that writes through
         // `slot_ptr` promises that no other holds this.
         unsafe { std::slice::from_raw_parts(self.slot_ptr(slot), self.slot_floats) }
     }
 
     /// A slot, for writing.
-    pub fn slot_mut(&mut self, slot: SlotId) -> &mut [f32] {
+    pub(crate) fn slot_mut(&mut self, slot: SlotId) -> &mut [f32] {
         // SAFETY: as in `slot`, and `&mut self` excludes every other access.
         unsafe { std::slice::from_raw_parts_mut(self.slot_ptr(slot), self.slot_floats) }
     }
 
     /// Copies a slot.
-    pub fn copy(&mut self, from: SlotId, to: SlotId) {
+    pub(crate) fn copy(&mut self, from: SlotId, to: SlotId) {
         let (from, to) = (self.slot_ptr(from), self.slot_ptr(to));
         // SAFETY: both are slots of this arena (or the same one); `&mut self` excludes every other access.
         unsafe { std::ptr::copy(from, to, self.slot_floats) }
@@ -91,16 +78,18 @@ impl RecurrentArena {
     /// The first float of a slot, for the compute threads of one step. Valid for `slot_floats` floats as long as
     /// the arena lives; a caller that writes through it makes sure that no other thread reads or writes the same floats
     /// meanwhile, and that no slice of this slot is held.
-    pub fn slot_ptr(&self, slot: SlotId) -> *mut f32 {
+    pub(crate) fn slot_ptr(&self, slot: SlotId) -> *mut f32 {
         assert!((slot.0 as usize) < self.slot_count);
         // SAFETY: the slot is in range, so the offset is inside the mapping.
-        unsafe { self.base.add(slot.0 as usize * (self.slot_bytes() / size_of::<f32>())) }
+        unsafe {
+            self.base.add(slot.0 as usize * (slot_bytes(self.slot_floats) / size_of::<f32>()))
+        }
     }
 }
 
-impl std::fmt::Debug for RecurrentArena {
+impl std::fmt::Debug for SlotMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RecurrentArena")
+        f.debug_struct("SlotMemory")
             .field("slot_floats", &self.slot_floats)
             .field("slot_count", &self.slot_count)
             .finish_non_exhaustive()

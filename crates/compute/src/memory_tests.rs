@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn slots_are_disjoint_and_copied() {
-    let mut arena = RecurrentArena::new(37, 4).unwrap();
+    let mut arena = SlotMemory::new(37, 4).unwrap();
     for i in 0..4 {
         arena.slot_mut(SlotId(i)).fill(i as f32);
     }
@@ -20,9 +20,9 @@ fn slots_are_disjoint_and_copied() {
 #[test]
 fn slots_that_cannot_be_are_refused_without_overflow() {
     for size in [usize::MAX, usize::MAX - 1, usize::MAX - 16, usize::MAX / 64 + 1] {
-        assert!(RecurrentArena::new(size, 1).is_err());
-        assert!(RecurrentArena::new(8, size).is_err());
-        assert!(RecurrentArena::new(size, size).is_err());
+        assert!(SlotMemory::new(size, 1).is_err());
+        assert!(SlotMemory::new(8, size).is_err());
+        assert!(SlotMemory::new(size, size).is_err());
     }
 }
 

@@ -1,16 +1,18 @@
 //! The seam between models and backends: the list of operations.
 //!
 //! A model's forward pass calls these on a step, top to bottom; tensors are handles into the
-//! backend's activation arena. On the CPU an operation runs at once; a GPU records it and runs all
+//! backend's activation arena. On the CPU an operation runs at once; another backend may queue it and run all
 //! of a step in one submit. Model code never sees a pointer, an expert id or a thread.
 
+use std::ops::Range;
 use std::sync::Arc;
+
+use format::Encoding;
 
 use crate::memory::{
     KvArena, KvFormat, PageId, PageShape, Plane, PlaneOrder, RecurrentArena, SlotId,
 };
-use crate::{Error, ExpertBank, Norm, Result, Rope, Vector, Weight};
-use format::Encoding;
+use crate::{Error, ExpertBank, Features, Norm, Result, Rope, Tape, Vector, Weight};
 
 /// A matrix of f32 activations, [rows, cols], in the arena of the step that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,32 +117,6 @@ pub struct StateRun {
     pub slot: SlotId,
     /// The rows may turn out to be wrong: the state stays as it is, until [`Step::replay`].
     pub is_trial: bool,
-}
-
-/// What the delta layers of a model were given in one step, so that rows which turned out to be right can
-/// be run again, with the same kernel.
-#[derive(Debug, Default)]
-pub struct Tape {
-    /// By layer; empty for those that are not recurrent.
-    pub(crate) layers: Vec<DeltaInputs>,
-}
-
-/// Inputs of [`Step::delta`], all rows of a step.
-#[derive(Debug, Default)]
-pub(crate) struct DeltaInputs {
-    pub(crate) qkv: Vec<f32>,
-    pub(crate) a: Vec<f32>,
-    pub(crate) b: Vec<f32>,
-}
-
-impl Tape {
-    /// Room for a layer.
-    pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut DeltaInputs {
-        if self.layers.len() <= layer {
-            self.layers.resize_with(layer + 1, DeltaInputs::default);
-        }
-        &mut self.layers[layer]
-    }
 }
 
 /// What varies between attention layers.
@@ -330,6 +306,10 @@ pub trait Step {
     fn fetch(&mut self, source: &dyn RowSource, rows: &[usize], scale: f32) -> Tensor;
     /// Rows of values from outside, `[values.len() / cols, cols]`.
     fn upload(&mut self, values: &[f32], cols: usize) -> Tensor;
+    /// Rows that an earlier step retained, all of one width.
+    fn bring(&mut self, rows: &Features) -> Tensor;
+    /// Keeps rows beyond the step, for each range of them on its own: the parts side by side.
+    fn retain(&mut self, parts: &[Tensor], rows: &[Range<usize>]) -> Vec<Features>;
     /// Rows side by side, in order: `[rows, sum of cols]`.
     fn concat(&mut self, parts: &[Tensor]) -> Tensor;
     /// RMS norm of each row.
@@ -410,23 +390,40 @@ pub trait Step {
     ) -> Tensor;
     /// Tells the bank what a routing made too early would want of a layer.
     fn expect(&mut self, layer: usize, routing: Routing, bank: &dyn ExpertBank);
-    /// Rows of this step whose values are worthless, once for each reason. Other rows are as if these
-    /// had not been there.
-    fn failures(&mut self) -> Vec<RowFailure>;
     /// Some rows.
     fn select(&mut self, x: Tensor, rows: &[usize]) -> Tensor;
-    /// Ends the recording.
+    /// Runs what has not run yet. More operations may follow, and another submit.
     fn submit(&mut self) -> Fence;
+    /// Rows of this step whose values are worthless, once for each reason. Other rows are as if these
+    /// had not been there.
+    fn failures(&mut self, fence: &Fence) -> Vec<RowFailure>;
     /// The values of a tensor, once the fence that covers it has passed.
     fn read(&mut self, fence: &Fence, x: Tensor) -> &[f32];
-    /// The same for `f(0) … f(tasks - 1)`, each once, on all threads.
-    fn read_on_all(
+    /// Hands each row of logits of the tasks to `f`, with the task it is of. Rows of a task come in order, on one thread;
+    /// tasks run on all threads.
+    fn read_logits(
         &mut self,
         fence: &Fence,
-        x: Tensor,
-        tasks: usize,
-        f: &(dyn Fn(usize, &[f32]) + Sync),
+        logits: Tensor,
+        tasks: &[Range<usize>],
+        f: &(dyn Fn(usize, usize, RowLogits<'_>) + Sync),
     );
+}
+
+/// One row of logits, as far as it was brought to the host.
+#[derive(Clone, Copy, Debug)]
+pub enum RowLogits<'a> {
+    /// All of it.
+    All(&'a [f32]),
+}
+
+impl<'a> RowLogits<'a> {
+    /// All of it.
+    pub fn all(&self) -> &'a [f32] {
+        match self {
+            RowLogits::All(logits) => logits,
+        }
+    }
 }
 
 /// A row that cannot go on.

@@ -1,16 +1,13 @@
 //! Weights: a matrix of output rows, dense or quantised. How it is coded is a property of the weight.
 //!
 //! [`Matrix`] is a borrowed view (codes, scales, biases as bytes exactly as the checkpoint stores
-//! them, at any alignment); [`Weight`] owns such a matrix in huge-page memory. Kernels take a
+//! them, at any alignment); [`Weight`] is such a matrix in a [`Region`] of a backend's memory. Kernels take a
 //! `Matrix`, so resident weights and streamed expert slots look the same to them.
 
-use std::sync::Arc;
-
-use machine::pages::Pages;
-
-use crate::{Error, Result};
-
 use format::Encoding;
+
+use crate::store::{Region, Store, Vector, weight_memory};
+use crate::{Error, Result};
 
 /// A borrowed weight: `rows` outputs of `cols` inputs each.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +18,8 @@ pub struct Matrix<'a> {
     pub cols: usize,
     /// How the values are coded.
     pub encoding: Encoding,
+    /// What every value is multiplied with: formats with a scale for a whole matrix.
+    pub factor: f32,
     /// Codes, row-major.
     pub codes: &'a [u8],
     /// Scales, row-major, or empty.
@@ -50,7 +49,7 @@ impl<'a> Matrix<'a> {
                 return Err(Error::WeightBytes { what, rows, cols, expected, got });
             }
         }
-        Ok(Matrix { rows, cols, encoding, codes, scales, biases })
+        Ok(Matrix { rows, cols, encoding, factor: 1.0, codes, scales, biases })
     }
 
     /// Bytes of all parts.
@@ -59,30 +58,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Values that are kept with a model: norms, biases, scales.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Vector(Arc<[f32]>);
-
-impl Vector {
-    /// The values.
-    pub(crate) fn values(&self) -> &[f32] {
-        &self.0
-    }
-
-    /// Bytes that it takes.
-    pub fn bytes(&self) -> usize {
-        size_of_val(&*self.0)
-    }
-}
-
-impl From<Vec<f32>> for Vector {
-    fn from(values: Vec<f32>) -> Vector {
-        Vector(values.into())
-    }
-}
-
 /// An RMS norm.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Norm {
     /// What normed values are multiplied with.
     pub weight: Vector,
@@ -90,69 +67,32 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// Huge-page memory for weights, to be filled and then shared by one or more of them.
-pub fn weight_memory(bytes: usize) -> Result<Pages> {
-    Pages::new(bytes.max(1)).map_err(|source| Error::Memory { what: "weights", bytes, source })
+/// Where the parts of a matrix begin in a region, and how it is coded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatrixPlace {
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// How the values are coded.
+    pub encoding: Encoding,
+    /// What every value is multiplied with.
+    pub factor: f32,
+    /// First byte of the codes.
+    pub codes: usize,
+    /// First byte of the scales.
+    pub scales: usize,
+    /// First byte of the biases.
+    pub biases: usize,
 }
 
-/// A weight that owns a share of a memory region.
-#[derive(Clone, Debug)]
-pub struct Weight {
-    rows: usize,
-    cols: usize,
-    encoding: Encoding,
-    memory: Arc<Pages>,
-    codes: usize,
-    scales: usize,
-    biases: usize,
-}
-
-impl Weight {
-    /// Lays a [rows, cols] weight out at `offset` of `memory`: codes, then scales, then biases.
-    pub fn new(
-        memory: Arc<Pages>,
-        offset: usize,
-        rows: usize,
-        cols: usize,
-        encoding: Encoding,
-    ) -> Self {
+impl MatrixPlace {
+    /// Codes, then scales, then biases, from `offset` on.
+    pub fn packed(offset: usize, rows: usize, cols: usize, encoding: Encoding) -> MatrixPlace {
         let codes = offset;
         let scales = codes + rows * encoding.row_bytes(cols);
         let biases = scales + rows * encoding.scale_bytes(cols);
-        let end = biases + rows * encoding.bias_bytes(cols);
-        assert!(end <= memory.len(), "weight of {end} bytes in a region of {}", memory.len());
-        Weight { rows, cols, encoding, memory, codes, scales, biases }
-    }
-
-    /// A weight with memory of its own, from its parts.
-    pub fn from_parts(matrix: Matrix<'_>) -> Result<Self> {
-        let bytes = matrix.bytes();
-        let mut memory = Pages::new(bytes.max(1)).map_err(|source| Error::Memory {
-            what: "a weight",
-            bytes,
-            source,
-        })?;
-        let mut at = 0;
-        for part in [matrix.codes, matrix.scales, matrix.biases] {
-            memory[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
-        }
-        Ok(Weight::new(Arc::new(memory), 0, matrix.rows, matrix.cols, matrix.encoding))
-    }
-
-    /// Output features.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Input features.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// How the values are coded.
-    pub fn encoding(&self) -> Encoding {
-        self.encoding
+        MatrixPlace { rows, cols, encoding, factor: 1.0, codes, scales, biases }
     }
 
     /// Bytes of all parts.
@@ -160,16 +100,72 @@ impl Weight {
         self.encoding.matrix_bytes(self.rows, self.cols)
     }
 
-    /// The view kernels take.
-    pub fn view(&self) -> Matrix<'_> {
-        let part = |start: usize, per_row: usize| &self.memory[start..start + self.rows * per_row];
+    /// The matrix as kernels see it.
+    pub fn view<'a>(&self, region: &'a [u8]) -> Matrix<'a> {
+        let &MatrixPlace { rows, cols, encoding, factor, codes, scales, biases } = self;
+        let part = |start: usize, per_row: usize| &region[start..start + rows * per_row];
         Matrix {
-            rows: self.rows,
-            cols: self.cols,
-            encoding: self.encoding,
-            codes: part(self.codes, self.encoding.row_bytes(self.cols)),
-            scales: part(self.scales, self.encoding.scale_bytes(self.cols)),
-            biases: part(self.biases, self.encoding.bias_bytes(self.cols)),
+            rows,
+            cols,
+            encoding,
+            factor,
+            codes: part(codes, encoding.row_bytes(cols)),
+            scales: part(scales, encoding.scale_bytes(cols)),
+            biases: part(biases, encoding.bias_bytes(cols)),
         }
+    }
+}
+
+/// A weight: a matrix in a region of a backend's memory.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    region: Region,
+    place: MatrixPlace,
+}
+
+impl Weight {
+    /// The matrix at a place of a region.
+    pub fn new(region: Region, place: MatrixPlace) -> Weight {
+        let end = place.biases + place.rows * place.encoding.bias_bytes(place.cols);
+        assert!(end <= region.len(), "weight of {end} bytes in a region of {}", region.len());
+        Weight { region, place }
+    }
+
+    /// A weight with a region of its own, from its parts.
+    pub fn from_parts(matrix: Matrix<'_>, store: &dyn Store) -> Result<Weight> {
+        let mut memory = weight_memory(matrix.bytes())?;
+        let mut at = 0;
+        for part in [matrix.codes, matrix.scales, matrix.biases] {
+            memory[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        let place = MatrixPlace::packed(0, matrix.rows, matrix.cols, matrix.encoding);
+        let place = MatrixPlace { factor: matrix.factor, ..place };
+        Ok(Weight::new(store.region(memory)?, place))
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.place.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.place.cols
+    }
+
+    /// How the values are coded.
+    pub fn encoding(&self) -> Encoding {
+        self.place.encoding
+    }
+
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> usize {
+        self.place.bytes()
+    }
+
+    /// The view that the CPU's kernels take.
+    pub(crate) fn view(&self) -> Matrix<'_> {
+        self.place.view(self.region.bytes())
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use model::{Batch, Logits, Segment, SegmentKind};
-use runtime::{Reader, Runner};
+use runtime::{Features, Reader, RowLogits, Runner};
 use speculation::{Drafter, LoggedRound, Oracle, Passed, Report, SourceKind, Speculation, Subject};
 
 use crate::draw::{self, Draw, Outcome};
@@ -302,10 +302,10 @@ impl Engine {
             Mutex::new(Draw { job, drafts, outcome })
         });
         let draws: Vec<Mutex<Draw<'_>>> = draws.collect();
-        let read = |segment: usize, row: usize, logits: &[f32]| {
+        let read = |segment: usize, row: usize, logits: RowLogits<'_>| {
             let mut draw = draws[segment].lock().unwrap_or_else(PoisonError::into_inner);
             // With the token that is drawn.
-            draw.next(logits, lengths[row] + 1 >= context);
+            draw.next(logits.all(), lengths[row] + 1 >= context);
         };
         let failures = pool.runner.forward_reserved(batch, &mut sequences, Reader::AtOnce(&read));
         let outcomes = draws
@@ -343,12 +343,11 @@ impl Engine {
         let features = pool.runner.take_features();
         let drafter = pool.drafter_mut().filter(|_| !features.is_empty());
         let Some((drafter, runner)) = drafter else { return };
-        let mut by_index: Vec<Option<(&[f32], bool)>> = vec![None; active.len()];
+        let mut by_index: Vec<Option<(Features, bool)>> = vec![None; active.len()];
         for ((segment, features), outcome) in batch.segments.iter().zip(&features).zip(outcomes) {
             let right = if segment.is_trial() { outcome.rows } else { segment.count };
-            let width = features.len() / segment.count;
             let is_prompt = segment.kind == SegmentKind::Prefill;
-            by_index[segment.sequence] = Some((&features[..right * width], is_prompt));
+            by_index[segment.sequence] = Some((features.slice(0..right), is_prompt));
         }
         let rows = active.iter_mut().zip(by_index).filter_map(|(active, rows)| {
             let (features, is_prompt) = rows?;

@@ -5,11 +5,11 @@
 //! after all its reads have ended well. All memory is taken when the bank is made.
 
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use compute::{ExpertBank, Tally, Trial, Visit};
-use machine::pages::Pages;
+use compute::{ExpertBank, Parting, Residency, ResidentExpert, Slab, Store, Tally, Trial, Visit};
 
 use crate::cache::Cache;
 use crate::device::Device;
@@ -70,19 +70,13 @@ impl Core {
 /// The memory of all slots.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    _pages: Pages,
-    start: *mut u8,
+    slab: Slab,
     /// By slot: where it begins and how long it is.
     slots: Vec<(usize, usize)>,
 }
 
-// SAFETY: the arena owns its pages; who may read or write which slot is decided under the state's lock.
-unsafe impl Send for Arena {}
-// SAFETY: as above.
-unsafe impl Sync for Arena {}
-
 impl Arena {
-    fn new(geometry: &Geometry, slots: &Slots) -> Result<Arena> {
+    fn new(geometry: &Geometry, slots: &Slots, store: &dyn Store) -> Result<Arena> {
         let mut places = Vec::new();
         let mut bytes = 0;
         for (class, count) in geometry.classes().iter().zip(&slots.classes) {
@@ -91,10 +85,9 @@ impl Arena {
                 bytes += class.slot_bytes;
             }
         }
-        let mut pages = Pages::new(bytes).map_err(|source| Error::Memory { bytes, source })?;
-        pages.prefault();
-        let start = pages.as_mut_ptr();
-        Ok(Arena { _pages: pages, start, slots: places })
+        let mut slab = store.slab(bytes).map_err(|source| Error::Memory { bytes, source })?;
+        slab.prefault();
+        Ok(Arena { slab, slots: places })
     }
 
     /// How long a slot is, on average.
@@ -108,12 +101,16 @@ impl Arena {
         self.slots[slot as usize].1
     }
 
-    /// Where a slot begins.
-    pub(crate) fn target(&self, slot: u32, offset: usize) -> std::ptr::NonNull<u8> {
+    /// The slab, and where a slot begins in it.
+    pub(crate) fn address(&self, slot: u32) -> (&Slab, usize) {
+        (&self.slab, self.slots[slot as usize].0)
+    }
+
+    /// Where a byte of a slot is.
+    pub(crate) fn target(&self, slot: u32, offset: usize) -> NonNull<u8> {
         let (start, len) = self.slots[slot as usize];
         assert!(offset < len, "an offset outside its slot");
-        // SAFETY: inside the pages, so not null either.
-        unsafe { std::ptr::NonNull::new_unchecked(self.start.add(start + offset)) }
+        self.slab.target(start + offset)
     }
 
     /// A slot's bytes.
@@ -122,21 +119,23 @@ impl Arena {
     /// No read into the slot may be in flight or begin while the slice lives.
     pub(crate) unsafe fn slot(&self, slot: u32) -> &[u8] {
         let (start, len) = self.slots[slot as usize];
-        // SAFETY: inside the pages; the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.start.add(start), len) }
+        // SAFETY: the caller's promise.
+        unsafe { self.slab.bytes(start, len) }
     }
 }
 
 impl StreamedBank {
-    /// A bank with empty slots over the experts of `layers` (`None` for layers without), read from `device`.
+    /// A bank with empty slots in a backend's memory over the experts of `layers` (`None` for layers without), read from
+    /// `device`.
     pub fn new(
         layers: Vec<Option<LayerExperts>>,
         device: Arc<dyn Device>,
         options: BankOptions,
+        store: &dyn Store,
     ) -> Result<StreamedBank> {
         let sizes: Vec<_> = layers.iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
         let geometry = Geometry::new(&sizes);
-        let arena = Arena::new(&geometry, &options.slots)?;
+        let arena = Arena::new(&geometry, &options.slots, store)?;
         let cache = Cache::new(geometry.layered(&options.slots));
         assert_eq!(cache.slot_count(), arena.slots.len(), "more slots than experts");
         let slots = (0..cache.slot_count()).map(|_| SlotState::default()).collect();
@@ -300,20 +299,11 @@ impl ExpertBank for StreamedBank {
         rows: usize,
         trials: &'a [Trial],
     ) -> Box<dyn Visit + 'a> {
-        let turn = self.turn();
-        let (class, first_key) = self.geometry.layer(layer).expect("a layer with experts");
-        let visit =
-            StreamedVisit { bank: self, layer, first_key, stall: self.options.stall, _turn: turn };
-        let mut state = self.core.lock();
-        if state.rehearsing {
-            state.rehearse(wanted, first_key, class, &self.geometry, &self.options.slots);
-        } else {
-            self.tally.count_union(rows, wanted.len());
-            state.begin(layer, rows, wanted, trials, first_key);
-            visit.start(&mut state);
-        }
-        drop(state);
-        Box::new(visit)
+        Box::new(self.begin_visit(layer, wanted, rows, trials))
+    }
+
+    fn residency(&self) -> Option<&dyn Residency> {
+        Some(self)
     }
 
     fn settle(&self, accepted: u64) {
@@ -343,5 +333,50 @@ impl ExpertBank for StreamedBank {
             // SAFETY: as for a visit's reads; a staged slot is used by no step.
             unsafe { self.reader.submit(&reads, Priority::Ahead) }
         }
+    }
+}
+
+impl StreamedBank {
+    fn begin_visit<'a>(
+        &'a self,
+        layer: usize,
+        wanted: &[u32],
+        rows: usize,
+        trials: &[Trial],
+    ) -> StreamedVisit<'a> {
+        let turn = self.turn();
+        let (class, first_key) = self.geometry.layer(layer).expect("a layer with experts");
+        let stall = self.options.stall;
+        let held = Vec::new();
+        let visit = StreamedVisit { bank: self, layer, first_key, stall, held, _turn: turn };
+        let mut state = self.core.lock();
+        if state.rehearsing {
+            state.rehearse(wanted, first_key, class, &self.geometry, &self.options.slots);
+        } else {
+            self.tally.count_union(rows, wanted.len());
+            state.begin(layer, rows, wanted, trials, first_key);
+            visit.start(&mut state);
+        }
+        drop(state);
+        visit
+    }
+}
+
+/// Experts that are found go to the device, which reads the slots; the others to the host, as they land.
+impl Residency for StreamedBank {
+    fn resident(&self, _layer: usize) -> Option<Arc<[ResidentExpert]>> {
+        None
+    }
+
+    fn settle_layer<'a>(
+        &'a self,
+        layer: usize,
+        wanted: &'a [u32],
+        rows: usize,
+        trials: &'a [Trial],
+    ) -> Box<dyn Parting + 'a> {
+        let mut visit = self.begin_visit(layer, wanted, rows, trials);
+        visit.hold_ready();
+        Box::new(visit)
     }
 }

@@ -6,8 +6,8 @@
 //! is a single one.
 
 use checkpoint::{ExpertLayout, FileIndex, Projection, Span};
-use compute::{Bias, Expert, Matrix};
-use format::{Encoding, Float};
+use compute::{BiasPlace, ExpertPlace, MatrixPlace};
+use format::Encoding;
 
 use crate::device::ALIGNMENT;
 
@@ -40,14 +40,11 @@ pub struct Region {
     pub needed: usize,
 }
 
-/// Where one expert's parts are in its slot.
+/// Where one expert's bytes are in the files, and its parts in its slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) regions: Vec<Region>,
-    /// By projection: codes, scales, biases and the ordinary bias, as (offset, length) in the slot.
-    parts: [[(usize, usize); 4]; 3],
-    /// By projection: the type of the ordinary bias, if there is one.
-    bias_types: [Option<Float>; 3],
+    pub(crate) place: ExpertPlace,
 }
 
 impl Record {
@@ -64,7 +61,8 @@ impl Record {
         }
         spans.sort_unstable_by_key(|(span, ..)| (span.file.0, span.offset));
         let mut regions: Vec<Region> = Vec::with_capacity(spans.len());
-        let mut parts = [[(0, 0); 4]; 3];
+        // By projection: codes, scales, biases and the ordinary bias.
+        let mut starts = [[0; 4]; 3];
         let mut slot_bytes = 0;
         for (span, projection, part) in spans {
             let start = span.offset / ALIGNMENT as u64 * ALIGNMENT as u64;
@@ -88,10 +86,23 @@ impl Record {
                 }
             }
             let region = regions[regions.len() - 1];
-            let at = region.slot_offset + (span.offset - region.offset) as usize;
-            parts[projection][part] = (at, span.len_bytes as usize);
+            starts[projection][part] = region.slot_offset + (span.offset - region.offset) as usize;
         }
-        Record { regions, parts, bias_types }
+        let projection = |index: usize| {
+            let (rows, cols, encoding) = layer.shapes[index];
+            let [codes, scales, biases, _] = starts[index];
+            MatrixPlace { rows, cols, encoding, factor: 1.0, codes, scales, biases }
+        };
+        let bias = |index: usize| {
+            let (start, float) = (starts[index][3], bias_types[index]?);
+            Some(BiasPlace { start, float })
+        };
+        let place = ExpertPlace {
+            projections: [0, 1, 2].map(projection),
+            biases: [0, 1, 2].map(bias),
+            is_interleaved: layer.layout.is_interleaved(),
+        };
+        Record { regions, place }
     }
 
     /// Bytes of the slot it takes.
@@ -112,29 +123,6 @@ impl Record {
                 needed: region.needed.saturating_sub(start).min(piece),
             })
         })
-    }
-
-    /// The expert as kernels see it, once its bytes are in `slot`.
-    pub(crate) fn view<'a>(&self, layer: &LayerExperts, slot: &'a [u8]) -> Expert<'a> {
-        let parts = |projection: usize| -> [&'a [u8]; 4] {
-            self.parts[projection].map(|(start, len)| &slot[start..start + len])
-        };
-        let matrix = |projection: usize| {
-            let (rows, cols, encoding) = layer.shapes[projection];
-            let [codes, scales, biases, _] = parts(projection);
-            Matrix { rows, cols, encoding, codes, scales, biases }
-        };
-        let bias = |projection: usize| {
-            let float = self.bias_types[projection]?;
-            Some(Bias { bytes: parts(projection)[3], float })
-        };
-        Expert {
-            gate: matrix(0),
-            up: matrix(1),
-            down: matrix(2),
-            biases: [bias(0), bias(1), bias(2)],
-            is_interleaved: layer.layout.is_interleaved(),
-        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use checkpoint::{Checkpoint, ExpertForm};
+use compute::Expert;
 use proptest::prelude::*;
 
 use super::*;
@@ -67,7 +68,7 @@ fn check(
         let came = read(piece, &mut slot[piece.slot_offset..][..piece.len]);
         assert!(came >= piece.needed, "{came} of {piece:?}");
     }
-    let Expert { gate, up, down, biases, is_interleaved } = record.view(layer, &slot);
+    let Expert { gate, up, down, biases, is_interleaved } = record.place.view(&slot);
     assert_eq!(is_interleaved, layer.layout.is_interleaved());
     for (projection, matrix) in Projection::ALL.into_iter().zip([gate, up, down]) {
         let slice = layer.layout.slice(expert, projection);

@@ -1,7 +1,5 @@
 //! Where every expert lies, by key: made once, for all reads and hand-overs.
 
-use compute::Expert;
-
 use crate::geometry::Geometry;
 use crate::record::{LayerExperts, Record};
 
@@ -48,11 +46,5 @@ impl ExpertTable {
     /// The expert with this key.
     pub(crate) fn entry(&self, key: u32) -> &Entry {
         &self.entries[key as usize]
-    }
-
-    /// An expert as kernels see it, once its bytes are in `slot`.
-    pub(crate) fn view<'a>(&self, key: u32, slot: &'a [u8]) -> Expert<'a> {
-        let Entry { layer, record, .. } = self.entry(key);
-        record.view(self.layers[*layer].as_ref().expect("a layer with experts"), slot)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use compute::{Expert, Take, Turn, Visit};
+use compute::{Expert, Parting, SlabExpert, Take, Turn, Visit};
 
 use crate::Error;
 use crate::bank::StreamedBank;
@@ -16,10 +16,39 @@ pub(crate) struct StreamedVisit<'a> {
     pub(crate) layer: usize,
     pub(crate) first_key: u32,
     pub(crate) stall: Duration,
+    /// Steps whose experts are the device's until the visit ends.
+    pub(crate) held: Vec<Held>,
     pub(crate) _turn: MutexGuard<'a, ()>,
 }
 
+/// An expert that stays in its slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    id: u32,
+    slot: u32,
+    /// What is in the slot.
+    content: u32,
+}
+
 impl StreamedVisit<'_> {
+    /// Keeps the experts that are there for the device, but those whose slot another expert of the visit waits for.
+    pub(crate) fn hold_ready(&mut self) {
+        let mut state = self.bank.core.lock();
+        let awaited: Vec<u32> = state.steps.iter().filter_map(|step| step.after).collect();
+        let ready = std::mem::take(&mut state.ready);
+        for index in ready {
+            if awaited.contains(&index) {
+                state.ready.push_back(index);
+                continue;
+            }
+            let step = state.steps[index as usize];
+            state.phases[index as usize] = Phase::Taken;
+            state.open -= 1;
+            let content = state.slots[step.slot as usize].content.unwrap_or(step.key);
+            self.held.push(Held { id: step.key - self.first_key, slot: step.slot, content });
+        }
+    }
+
     /// Starts every read that need not wait for a slot.
     pub(crate) fn start(&self, state: &mut State) {
         // First, while the slots of vain ones are not yet being read into for others.
@@ -196,7 +225,7 @@ impl Visit for StreamedVisit<'_> {
             .map(|(&(_, slot, content), id)| {
                 // SAFETY: all reads of the slot have ended, and none begins before this step is done.
                 let bytes = unsafe { self.bank.arena.slot(slot) };
-                (id, self.bank.experts.view(content, bytes))
+                (id, self.bank.experts.entry(content).record.place.view(bytes))
             })
             .collect();
         let started = Instant::now();
@@ -217,6 +246,23 @@ impl Visit for StreamedVisit<'_> {
             (expert, compute::Error::Expert { layer, expert, source: Box::new(error) })
         };
         failures.into_iter().map(failure).collect()
+    }
+}
+
+impl Parting for StreamedVisit<'_> {
+    fn on_device(&self) -> Vec<SlabExpert<'_>> {
+        let expert = |&Held { id, slot, content }: &Held| SlabExpert {
+            id,
+            slot: self.bank.arena.address(slot),
+            // SAFETY: all reads of the slot have ended; none begins before the visit has, since no step waits for it.
+            bytes: unsafe { self.bank.arena.slot(slot) },
+            place: &self.bank.experts.entry(content).record.place,
+        };
+        self.held.iter().map(expert).collect()
+    }
+
+    fn on_host(&self) -> &dyn Visit {
+        self
     }
 }
 

@@ -6,7 +6,7 @@ mod feed_forward;
 mod per_layer;
 
 use checkpoint::Checkpoint;
-use compute::{Linear, Norm, Step, Tape, Tensor};
+use compute::{Linear, Norm, Step, Store, Tape, Tensor};
 use state::{Memory, Sequence};
 
 use crate::Result;
@@ -63,14 +63,16 @@ enum Mixer {
 }
 
 impl Decoder {
-    /// Loads everything but the routed experts.
+    /// Loads everything but the routed experts into a backend's memory.
     pub fn load(
         checkpoint: &Checkpoint,
         spec: &DecoderSpec,
+        store: &dyn Store,
         caching: Caching,
         progress: Progress<'_>,
     ) -> Result<Decoder> {
-        let loader = Loader::new(checkpoint, spec.resident_bytes(), spec.eps, progress, caching);
+        let bytes = spec.resident_bytes();
+        let loader = Loader::new(checkpoint, store, bytes, spec.eps, progress, caching);
         Ok(Decoder {
             embed: loader.linear(&spec.embed)?,
             embed_scale: spec.embed_scale,

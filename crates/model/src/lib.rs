@@ -23,7 +23,7 @@ pub use batch::{Batch, Logits, Segment, SegmentKind};
 pub use decoder::{Decoder, Output};
 pub use error::{Error, Result};
 pub use head::{
-    Anchor, DflashSpec, Features, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Proposal,
+    Anchor, DflashSpec, FeatureSpec, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Proposal,
 };
 pub use load::{Caching, Progress, resident_bank};
 pub use pass::Pass;

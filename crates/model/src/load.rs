@@ -1,12 +1,11 @@
 //! From a spec to weights in memory: positioned reads straight into huge pages, no copy between.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use checkpoint::{Checkpoint, LinearSlice, Projection, Span};
 use compute::{
-    BiasWeight, Linear, Norm, ResidentBank, ResidentExpert, RowSource, Vector, Weight,
-    weight_memory,
+    BiasPlace, ExpertPlace, Linear, MatrixPlace, Norm, ResidentBank, ResidentExpert, RowSource,
+    Store, Vector, Weight, weight_memory,
 };
 use format::Encoding;
 
@@ -16,9 +15,10 @@ use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, VectorSpe
 /// Is told how many of how many bytes are loaded.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
-/// Reads weights and counts bytes.
+/// Reads weights into a backend's memory and counts bytes.
 pub(crate) struct Loader<'a> {
     checkpoint: &'a Checkpoint,
+    store: &'a dyn Store,
     total_bytes: u64,
     /// Of every norm.
     eps: f32,
@@ -39,13 +39,14 @@ pub enum Caching {
 impl<'a> Loader<'a> {
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
+        store: &'a dyn Store,
         total_bytes: u64,
         eps: f32,
         progress: Progress<'a>,
         caching: Caching,
     ) -> Self {
         let loaded_bytes = AtomicU64::new(0);
-        Loader { checkpoint, total_bytes, eps, loaded_bytes, progress, caching }
+        Loader { checkpoint, store, total_bytes, eps, loaded_bytes, progress, caching }
     }
 
     fn read_span(&self, span: Span, out: &mut [u8]) -> Result<()> {
@@ -58,7 +59,12 @@ impl<'a> Loader<'a> {
 
     /// A vector, for the backend.
     pub(crate) fn vector(&self, spec: &VectorSpec) -> Result<Vector> {
-        Ok(self.values(spec)?.into())
+        Ok(self.store.vector(self.values(spec)?))
+    }
+
+    /// Values that were made of others.
+    pub(crate) fn place(&self, values: Vec<f32>) -> Vector {
+        self.store.vector(values)
     }
 
     /// An RMS norm.
@@ -68,7 +74,7 @@ impl<'a> Loader<'a> {
 
     /// An RMS norm without weights.
     pub(crate) fn plain_norm(&self, width: usize) -> Norm {
-        Norm { weight: vec![1.0; width].into(), eps: self.eps }
+        Norm { weight: self.place(vec![1.0; width]), eps: self.eps }
     }
 
     /// A vector as f32.
@@ -90,7 +96,8 @@ impl<'a> Loader<'a> {
         let mut memory = weight_memory(bytes)?;
         self.read_matrix(&mut memory[..bytes], rows, &spec.slices)?;
         let bias = self.bias(spec)?;
-        Ok(Linear { weight: Weight::new(Arc::new(memory), 0, rows, cols, encoding), bias })
+        let place = MatrixPlace::packed(0, rows, cols, encoding);
+        Ok(Linear { weight: Weight::new(self.store.region(memory)?, place), bias })
     }
 
     /// The rows of a matrix, which stays in its file.
@@ -107,7 +114,7 @@ impl<'a> Loader<'a> {
         let Some(tensor) = &spec.bias else { return Ok(None) };
         let whole = self.checkpoint.read_f32(tensor)?;
         let rows = spec.ranges.iter().flat_map(|&(first, count)| &whole[first..first + count]);
-        Ok(Some(rows.copied().collect::<Vec<f32>>().into()))
+        Ok(Some(self.place(rows.copied().collect())))
     }
 
     /// Codes of all slices, then scales, then biases: the layout of [`Weight`].
@@ -169,13 +176,15 @@ impl RowSource for StoredRows {
     }
 }
 
-/// All experts of a model in memory.
+/// All experts of a model in a backend's memory.
 pub fn resident_bank(
     checkpoint: &Checkpoint,
     spec: &DecoderSpec,
+    store: &dyn Store,
     progress: Progress<'_>,
 ) -> Result<Option<ResidentBank>> {
-    let loader = Loader::new(checkpoint, spec.expert_bytes(), spec.eps, progress, Caching::Keep);
+    let bytes = spec.expert_bytes();
+    let loader = Loader::new(checkpoint, store, bytes, spec.eps, progress, Caching::Keep);
     bank_of_layers(&loader, &spec.layers, spec.hidden)
 }
 
@@ -194,7 +203,6 @@ pub(crate) fn bank_of_layers(
         let shapes = moe.shapes(hidden);
         let sizes = shapes.map(|(rows, cols, encoding)| encoding.matrix_bytes(rows, cols));
         let bias_types = Projection::ALL.map(|part| layout.bias_float(part));
-        let matrices: usize = sizes.iter().sum();
         // The three matrices, then the biases there are.
         let record = layout.bytes_per_expert() as usize;
         let mut memory = weight_memory(record * layout.experts())?;
@@ -215,24 +223,23 @@ pub(crate) fn bank_of_layers(
             }
             Ok(())
         })?;
-        let memory = Arc::new(memory);
+        let region = loader.store.region(memory)?;
         layers[layer] = (0..layout.experts())
             .map(|expert| {
                 let mut at = expert * record;
-                let mut bias_at = at + matrices;
                 let projections = shapes.map(|(rows, cols, encoding)| {
-                    let weight = Weight::new(Arc::clone(&memory), at, rows, cols, encoding);
-                    at += encoding.matrix_bytes(rows, cols);
-                    weight
+                    let place = MatrixPlace::packed(at, rows, cols, encoding);
+                    at += place.bytes();
+                    place
                 });
                 let biases = [0, 1, 2].map(|part| {
-                    let (rows, float) = (shapes[part].0, bias_types[part]?);
-                    let bias = BiasWeight::new(Arc::clone(&memory), bias_at, rows, float);
-                    bias_at += rows * float.bytes();
-                    Some(bias)
+                    let (start, float) = (at, bias_types[part]?);
+                    at += shapes[part].0 * float.bytes();
+                    Some(BiasPlace { start, float })
                 });
                 let is_interleaved = layout.is_interleaved();
-                ResidentExpert { projections, biases, is_interleaved }
+                let place = ExpertPlace { projections, biases, is_interleaved };
+                ResidentExpert { region: region.clone(), place }
             })
             .collect();
     }

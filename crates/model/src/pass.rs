@@ -19,8 +19,8 @@ pub struct Pass<'a> {
     pub sequences: &'a [&'a Sequence],
     /// The routed experts, if the model has such.
     pub bank: Option<&'a dyn ExpertBank>,
-    /// Takes the inputs of recurrent layers where rows are verified.
-    pub tape: &'a mut Tape,
+    /// Takes the inputs of recurrent layers where rows are verified; a model without such layers needs none.
+    pub tape: Option<&'a mut Tape>,
 }
 
 impl<'a> Pass<'a> {

@@ -5,7 +5,7 @@
 //! whether a draft pays. Invariant: drafts change speed, never text, so what cannot be drafted is simply not drafted.
 
 use checkpoint::Checkpoint;
-use compute::{Fence, Step};
+use compute::{Features, Step, Store, Tensor};
 use model::{Anchor, Batch, Caching, Head, HeadSegment, Output, Progress};
 use state::Sequence;
 
@@ -19,10 +19,10 @@ pub struct HeadTokens<'a> {
     pub sequence: &'a mut Sequence,
     /// Its last tokens.
     pub tokens: &'a [u32],
-    /// Their features, from [`Runner::take_features`]; empty if they are not known.
-    pub features: &'a [f32],
-    /// Features of the token before them; empty if they are not known, as after a prefix came from the cache.
-    pub before: &'a [f32],
+    /// Their features, from [`Runner::take_features`]; no rows if they are not known.
+    pub features: &'a Features,
+    /// Features of the token before them; no row if they are not known, as after a prefix came from the cache.
+    pub before: &'a Features,
 }
 
 /// A draft that is wanted.
@@ -32,8 +32,8 @@ pub struct HeadDraft<'a> {
     pub sequence: &'a mut Sequence,
     /// The token after its last, chosen but not in it.
     pub token: u32,
-    /// Features of its last token; empty if they are not known.
-    pub feature: &'a [f32],
+    /// Features of its last token; no row if they are not known.
+    pub feature: &'a Features,
     /// Tokens wanted at most.
     pub count: usize,
 }
@@ -47,9 +47,8 @@ impl Runner {
         self.head.as_ref()
     }
 
-    /// What the head wants to know of the rows of the last batch, segment by segment: [rows, width] each. Nothing
-    /// without a head.
-    pub fn take_features(&mut self) -> Vec<Vec<f32>> {
+    /// What the head needs of the rows of the last batch, segment by segment. Nothing without a head.
+    pub fn take_features(&mut self) -> Vec<Features> {
         std::mem::take(&mut self.features)
     }
 
@@ -57,14 +56,13 @@ impl Runner {
     /// with nothing.
     pub fn head_take_in(&mut self, sequences: &mut [HeadTokens<'_>]) {
         let Some(head) = &self.head else { return };
-        let width = head.spec().features().width;
         let most = self.options.chunk.max(compute::memory::BLOCK);
         for tokens in sequences.iter() {
             let (known, first) = (tokens.sequence.head_len(), tokens.first());
             for start in (known..first).step_by(most) {
                 let count = most.min(first - start);
                 let mut step = self.backend.begin();
-                head.skip(&mut step, start, count, &mut self.memory, tokens.sequence);
+                head.skip(&mut *step, start, count, &mut self.memory, tokens.sequence);
                 let _fence = step.submit();
             }
         }
@@ -86,16 +84,16 @@ impl Runner {
                         sequence: index,
                         position: of.first() + at,
                         tokens: &of.tokens[at..at + count],
-                        features: &of.features[at * width..(at + count) * width],
+                        features: of.features.slice(at..at + count),
                         before: match at {
-                            0 => of.before,
-                            _ => &of.features[(at - 1) * width..at * width],
+                            0 => of.before.clone(),
+                            _ => of.features.slice(at - 1..at),
                         },
                     }
                 })
                 .collect();
             let mut step = self.backend.begin();
-            head.take_in(&mut step, &self.decoder, &segments, &mut self.memory, &shared);
+            head.take_in(&mut *step, &self.decoder, &segments, &mut self.memory, &shared);
             let _fence = step.submit();
             rest = &rest[now..];
         }
@@ -158,10 +156,10 @@ impl Runner {
         while !rest.is_empty() {
             let now = within(rest, logit_rows(&self.options), |&index| counts[index]);
             let anchor = |&index: &usize| anchor(drafts, index, 0, counts[index]);
-            let anchors: Vec<Anchor<'_>> = rest[..now].iter().map(anchor).collect();
+            let anchors: Vec<Anchor> = rest[..now].iter().map(anchor).collect();
             let mut step = self.backend.begin();
             let memory = &mut self.memory;
-            let proposal = head.propose(&mut step, &self.decoder, &anchors, memory, &shared);
+            let proposal = head.propose(&mut *step, &self.decoder, &anchors, memory, &shared);
             let fence = step.submit();
             let mut rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);
             for &index in &rest[..now] {
@@ -183,8 +181,7 @@ impl Runner {
     ) {
         let Some(head) = &self.head else { return };
         let shared: Vec<&Sequence> = drafts.iter().map(|draft| &*draft.sequence).collect();
-        let width = head.spec().hidden;
-        let mut hidden: Vec<Vec<f32>> = drafts.iter().map(|draft| draft.feature.to_vec()).collect();
+        let mut hidden: Vec<Features> = drafts.iter().map(|draft| draft.feature.clone()).collect();
         for drafted in 0.. {
             going.retain(|&index| counts[index] > drafted);
             if going.is_empty() {
@@ -192,23 +189,23 @@ impl Runner {
             }
             let anchor = |&index: &usize| Anchor {
                 token: answers[index].last().map_or(drafts[index].token, |&(token, _)| token),
-                feature: &hidden[index],
+                feature: hidden[index].clone(),
                 ..anchor(drafts, index, drafted, 1)
             };
-            let anchors: Vec<Anchor<'_>> = going.iter().map(anchor).collect();
+            let anchors: Vec<Anchor> = going.iter().map(anchor).collect();
             let mut step = self.backend.begin();
             let memory = &mut self.memory;
-            let proposal = head.propose(&mut step, &self.decoder, &anchors, memory, &shared);
+            let proposal = head.propose(&mut *step, &self.decoder, &anchors, memory, &shared);
+            let each: Vec<_> = (0..going.len()).map(|row| row..row + 1).collect();
+            let own = proposal.hidden.map(|own| step.retain(&[own], &each));
             let fence = step.submit();
             let rows = step.read(&fence, proposal.logits).chunks_exact(self.spec.vocab);
             for (&index, row) in going.iter().zip(rows) {
                 answers[index].push(choose(index, row));
             }
-            let Some(own) = proposal.hidden else { break };
-            let rows = step.read(&fence, own).chunks_exact(width);
-            for (&index, row) in going.iter().zip(rows) {
-                hidden[index].clear();
-                hidden[index].extend_from_slice(row);
+            let Some(own) = own else { break };
+            for (&index, row) in going.iter().zip(own) {
+                hidden[index] = row;
             }
         }
     }
@@ -228,15 +225,11 @@ impl HeadTokens<'_> {
 }
 
 /// Where the token `drafted` of a draft is guessed.
-fn anchor<'a>(
-    drafts: &'a [HeadDraft<'_>],
-    index: usize,
-    drafted: usize,
-    count: usize,
-) -> Anchor<'a> {
+fn anchor(drafts: &[HeadDraft<'_>], index: usize, drafted: usize, count: usize) -> Anchor {
     let draft = &drafts[index];
     let position = draft.sequence.len() + drafted;
-    Anchor { sequence: index, position, token: draft.token, feature: draft.feature, count }
+    let feature = draft.feature.clone();
+    Anchor { sequence: index, position, token: draft.token, feature, count }
 }
 
 /// How many of the first items have at most `most` rows together; one at least.
@@ -265,53 +258,40 @@ fn likeliest(logits: &[f32]) -> (u32, f32) {
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     options: &Options,
+    store: &dyn Store,
     caching: Caching,
     progress: Progress<'_>,
 ) -> Result<Option<Head>> {
     let Some(head) = &options.head else { return Ok(None) };
     let checkpoint = head.checkpoint.as_deref().unwrap_or(checkpoint);
-    Ok(Some(Head::load(checkpoint, &head.spec, caching, progress)?))
+    Ok(Some(Head::load(checkpoint, &head.spec, store, caching, progress)?))
 }
 
-/// The batch, asking for what the head wants to know.
+/// The batch, asking for what the head needs.
 pub(crate) fn asking(head: &Head, batch: &Batch) -> Batch {
     let mut batch = batch.clone();
     head.spec().features().ask(&mut batch);
     batch
 }
 
-/// Features of each segment's rows: [rows, width].
+/// Features of each segment's rows, kept beyond the step.
 pub(crate) fn features(
     head: &Head,
     batch: &Batch,
     output: &Output,
     step: &mut dyn Step,
-    fence: &Fence,
-) -> Vec<Vec<f32>> {
-    let wanted = head.spec().features();
+) -> Vec<Features> {
+    let needed = head.spec().features();
     // Taps come in the order of layers, features in that of the head.
     let place = |layer: &usize| {
         let before: std::collections::BTreeSet<usize> =
-            wanted.taps.iter().copied().filter(|tap| tap < layer).collect();
+            needed.taps.iter().copied().filter(|tap| tap < layer).collect();
         output.taps[before.len()]
     };
-    let parts: Vec<_> = match output.hidden {
-        Some(hidden) if wanted.hidden => vec![hidden],
-        _ => wanted.taps.iter().map(place).collect(),
+    let parts: Vec<Tensor> = match output.hidden {
+        Some(hidden) if needed.hidden => vec![hidden],
+        _ => needed.taps.iter().map(place).collect(),
     };
-    let mut features: Vec<Vec<f32>> =
-        batch.segments.iter().map(|segment| vec![0.0; segment.count * wanted.width]).collect();
-    let mut at = 0;
-    for part in parts {
-        let cols = part.cols();
-        let values = step.read(fence, part);
-        for (segment, features) in batch.segments.iter().zip(&mut features) {
-            let rows = values[segment.row * cols..].chunks_exact(cols);
-            for (row, features) in rows.zip(features.chunks_exact_mut(wanted.width)) {
-                features[at..at + cols].copy_from_slice(row);
-            }
-        }
-        at += cols;
-    }
-    features
+    let rows = batch.segments.iter().map(|segment| segment.row..segment.row + segment.count);
+    step.retain(&parts, &rows.collect::<Vec<_>>())
 }

@@ -14,6 +14,7 @@ mod runner;
 mod streaming;
 mod watch;
 
+pub use compute::{Features, RowLogits};
 pub use error::{Error, Result};
 pub use heads::{HeadDraft, HeadTokens};
 pub use options::{HeadOptions, Options};

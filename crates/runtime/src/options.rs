@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
+use compute::BackendKind;
 use compute::memory::KvFormat;
 use experts::Slots;
 use experts::probe::Choice;
@@ -13,6 +14,8 @@ use model::HeadSpec;
 /// Choices of a [`crate::Runner`].
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// What computes.
+    pub backend: BackendKind,
     /// Instruction set of the kernels.
     pub isa: Isa,
     /// Compute threads, the caller's included.
@@ -54,6 +57,7 @@ pub struct HeadOptions {
 impl Default for Options {
     fn default() -> Options {
         Options {
+            backend: BackendKind::default(),
             isa: machine::cpu::isa(),
             threads: machine::cpu::core_count(),
             context: 4096,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use compute::RowFailure;
+use compute::{Features, RowFailure, RowLogits};
 use model::{Decoder, Head, Pass, Segment};
 
 use crate::heads;
@@ -12,14 +12,14 @@ pub enum Reader<'a> {
     /// One after another: the row and its values.
     InOrder(&'a mut dyn FnMut(usize, &[f32])),
     /// Those of different segments in parallel, on all threads: the segment, the row and its values.
-    AtOnce(&'a (dyn Fn(usize, usize, &[f32]) + Sync)),
+    AtOnce(&'a (dyn Fn(usize, usize, RowLogits<'_>) + Sync)),
 }
 
 /// What came of it, besides logits.
 #[derive(Default)]
 pub(crate) struct Passed {
-    /// What the head wanted to know, by segment.
-    pub(crate) features: Vec<Vec<f32>>,
+    /// What the head needs, by segment.
+    pub(crate) features: Vec<Features>,
     pub(crate) failures: Vec<RowFailure>,
 }
 
@@ -36,8 +36,9 @@ pub(crate) fn run(
     }
     let output = decoder.forward(&mut pass);
     let step = pass.step;
+    let features = head.map_or_else(Vec::new, |head| heads::features(head, batch, &output, step));
     let fence = step.submit();
-    let failures = step.failures();
+    let failures = step.failures(&fence);
     if let Some(logits) = output.logits {
         // The rows of each segment that was computed.
         let mut end = 0;
@@ -53,18 +54,9 @@ pub(crate) fn run(
                 let values = step.read(&fence, logits);
                 wanted.into_iter().flatten().for_each(|row| read(row, &values[row_of(row)]));
             }
-            Reader::AtOnce(read) => {
-                step.read_on_all(&fence, logits, wanted.len(), &|segment, values| {
-                    let rows = wanted[segment].clone();
-                    rows.for_each(|row| read(segment, row, &values[row_of(row)]));
-                });
-            }
+            Reader::AtOnce(read) => step.read_logits(&fence, logits, &wanted, read),
         }
     }
-    let features = match head {
-        Some(head) => heads::features(head, batch, &output, step, &fence),
-        None => Vec::new(),
-    };
     Passed { features, failures }
 }
 

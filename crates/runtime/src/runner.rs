@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use compute::{CpuBackend, ExpertBank, ResidentBank, Step, Tape};
+use compute::{Backend, ExpertBank, Features, ResidentBank, Tape};
 use experts::reader::Method;
 use experts::{Device, StreamedBank};
 use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Pass, Progress, SegmentKind};
@@ -52,15 +52,15 @@ pub struct Runner {
     pub(crate) decoder: Decoder,
     bank: Bank,
     pub(crate) memory: Memory,
-    pub(crate) backend: CpuBackend,
+    pub(crate) backend: Backend,
     /// Of the last batch that had rows to verify.
     tape: Tape,
     pub(crate) options: Options,
     pub(crate) head: Option<Head>,
     /// Whether the head's features are left out.
     head_rests: bool,
-    /// What the head wants to know of the rows of the last batch, by segment.
-    pub(crate) features: Vec<Vec<f32>>,
+    /// What the head needs of the rows of the last batch, by segment.
+    pub(crate) features: Vec<Features>,
 }
 
 impl Runner {
@@ -105,23 +105,27 @@ impl Runner {
         let head_bytes = options.head.as_ref().map_or(0, |head| head.spec.bytes());
         let weights = if device.is_some() { resident } else { resident + experts };
         let all = weights + head_bytes;
-        let decoder = Decoder::load(checkpoint, &spec, caching, &|done, _| progress(done, all))?;
+        let arena_floats = arena_floats(&spec, options);
+        let Options { backend, isa, threads, .. } = *options;
+        let backend = Backend::new(backend, isa, threads, arena_floats)?;
+        let store = backend.store();
+        let progress_of_all = |done, _| progress(done, all);
+        let decoder = Decoder::load(checkpoint, &spec, store, caching, &progress_of_all)?;
         let bank = match (device, &options.slots) {
             (Some((device, method)), Some(slots)) => {
-                Bank::Streamed(streaming::bank(&spec, slots, device, method, options)?)
+                Bank::Streamed(streaming::bank(&spec, slots, device, method, options, store)?)
             }
             _ => {
                 let progress = |done, _| progress(resident + done, all);
-                model::resident_bank(checkpoint, &spec, &progress)?
+                model::resident_bank(checkpoint, &spec, store, &progress)?
                     .map_or(Bank::None, Bank::Resident)
             }
         };
-        let head = heads::load(checkpoint, options, caching, &|done, _| {
+        let head = heads::load(checkpoint, options, store, caching, &|done, _| {
             progress(weights + done, all);
         })?;
-        let memory = Memory::new(&layout(&spec, options)?, &capacity(options))?;
-        let backend = CpuBackend::new(options.isa, options.threads, arena_floats(&spec, options))?;
-        let (options, tape, features) = (options.clone(), Tape::default(), Vec::new());
+        let memory = Memory::new(&layout(&spec, options)?, &capacity(options), store)?;
+        let (options, tape, features) = (options.clone(), store.tape(), Vec::new());
         Ok(Runner {
             spec,
             decoder,
@@ -136,16 +140,14 @@ impl Runner {
         })
     }
 
-    /// Asks nothing for the head, or again what it wants to know.
+    /// Asks nothing for the head, or again what it needs.
     pub fn rest_head(&mut self, rests: bool) {
         self.head_rests = rests;
     }
 
     /// Moves the model to the threads of another, with which it takes turns.
-    pub fn share_threads(&mut self, other: &Runner) -> Result<()> {
-        let floats = arena_floats(&self.spec, &self.options);
-        self.backend = CpuBackend::beside(&other.backend, floats)?;
-        Ok(())
+    pub fn share_threads(&mut self, other: &Runner) {
+        self.backend.share_threads(&other.backend);
     }
 
     /// The bank of a model whose experts are read when they are wanted.
@@ -181,7 +183,7 @@ impl Runner {
         &self.memory
     }
 
-    /// A new, empty sequence, for who can make room.
+    /// A new, empty sequence, for callers that can make room.
     pub fn new_sequence(&mut self) -> state::Result<Sequence> {
         self.memory.sequence()
     }
@@ -234,12 +236,12 @@ impl Runner {
         let asking = head.map(|head| heads::asking(head, batch));
         let batch = asking.as_ref().unwrap_or(batch);
         let pass = Pass {
-            step: &mut self.backend.begin(),
+            step: &mut *self.backend.begin(),
             batch,
             memory: &mut self.memory,
             sequences: &shared,
             bank: self.bank.get(),
-            tape: &mut self.tape,
+            tape: Some(&mut self.tape),
         };
         let passed = pass::run(&self.decoder, head, pass, reader);
         self.features = passed.features;
@@ -262,7 +264,7 @@ impl Runner {
     pub fn settle(&mut self, batch: &Batch, counts: &[usize], sequences: &mut [&mut Sequence]) {
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let mut step = self.backend.begin();
-        self.decoder.replay(&mut step, batch, counts, &self.tape, &mut self.memory, &shared);
+        self.decoder.replay(&mut *step, batch, counts, &self.tape, &mut self.memory, &shared);
         let _done = step.submit();
         if let Some(bank) = self.bank.get() {
             let rows = batch.segments.iter().zip(counts);

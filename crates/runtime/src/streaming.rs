@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
+use compute::Store;
 use experts::device::Files;
 use experts::probe::{self, Choice, Sample};
 use experts::reader::Method;
@@ -122,11 +123,12 @@ pub(crate) fn bank(
     device: Arc<dyn Device>,
     method: Method,
     options: &Options,
+    store: &dyn Store,
 ) -> Result<StreamedBank> {
     let slots = slots.clone();
     let Options { stall, look_ahead, .. } = *options;
     let options = BankOptions { slots, method, stall, look_ahead };
-    Ok(StreamedBank::new(layers(spec), device, options)?)
+    Ok(StreamedBank::new(layers(spec), device, options, store)?)
 }
 
 /// The hit rate that published measurements suggest for a cache of this share of the bank. Where it holds

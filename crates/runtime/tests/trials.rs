@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use compute::{CpuBackend, ExpertBank, Step, Trial};
+use compute::{CpuBackend, ExpertBank, HostStore, Step, Trial};
 use experts::device::{Access, Files};
 use experts::reader::{Method, Queue};
 use experts::routing_log::{self, Header, LoggedVisit};
@@ -39,7 +39,8 @@ impl Dense {
     fn load(checkpoint: &Checkpoint) -> Dense {
         let spec = model::arch::spec(checkpoint).expect("spec");
         let options = Plan::new(&spec, &request()).expect("plan").options;
-        let decoder = Decoder::load(checkpoint, &spec, Caching::Keep, &|_, _| {}).expect("model");
+        let decoder = Decoder::load(checkpoint, &spec, &HostStore, Caching::Keep, &|_, _| {});
+        let decoder = decoder.expect("model");
         Dense { decoder, options: Options { threads: 2, ..options }, spec }
     }
 
@@ -68,7 +69,7 @@ impl Dense {
             step_tokens: compute::memory::BLOCK,
         };
         let layout = self.spec.layout(self.options.kv).expect("layout");
-        let mut memory = Memory::new(&layout, &capacity).expect("memory");
+        let mut memory = Memory::new(&layout, &capacity, &HostStore).expect("memory");
         let floats = 64 * (self.spec.activation_floats() + self.spec.vocab + 2 * self.spec.hidden);
         let mut backend = CpuBackend::new(self.options.isa, 2, floats + 4096).expect("backend");
         let mut sequences: Vec<Sequence> =
@@ -104,17 +105,16 @@ impl Dense {
                 let mut step = backend.begin();
                 step.set_trials(&depths);
                 let decoder = &self.decoder;
-                let mut tape = compute::Tape::default();
                 let output = decoder.forward(&mut Pass {
                     step: &mut step,
                     batch: &batch,
                     memory: &mut memory,
                     sequences: &shared,
                     bank: Some(bank),
-                    tape: &mut tape,
+                    tape: None,
                 });
                 let fence = step.submit();
-                assert!(step.failures().is_empty());
+                assert!(step.failures(&fence).is_empty());
                 let logits = output.logits.expect("logits");
                 seen.extend(step.read(&fence, logits).iter().map(|value| value.to_bits()));
                 for segment in &batch.segments {
@@ -188,7 +188,7 @@ fn check(model: &str, slot_counts: &[usize]) {
     let folder = golden::repository(model);
     let checkpoint = Checkpoint::open(&folder).expect("checkpoint");
     let dense = Dense::load(&checkpoint);
-    let resident = model::resident_bank(&checkpoint, &dense.spec, &|_, _| {});
+    let resident = model::resident_bank(&checkpoint, &dense.spec, &HostStore, &|_, _| {});
     let resident = resident.expect("bank").expect("experts");
     let want = dense.answer(&resident, false);
     assert!(want == dense.answer(&resident, true), "{model}: rows depend on each other");

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use experts::{Missed, StreamedBank};
 use model::{Batch, SegmentKind};
-use runtime::{LOGIT_ROWS, Result, Runner};
+use runtime::{Features, LOGIT_ROWS, Result, Runner};
 use state::Sequence;
 
 use super::controller::{Controller, DraftCost, Drafted, Offer, Pass, Pick, Settings, Verdict};
@@ -52,8 +52,8 @@ pub struct Passed<'a> {
     pub tokens: &'a [u32],
     /// The target's own memory.
     pub sequence: &'a mut Sequence,
-    /// What the target thought of the rows: so many floats each.
-    pub features: &'a [f32],
+    /// What the target thought of the rows.
+    pub features: Features,
     /// Whether they are rows of a prompt.
     pub is_prompt: bool,
 }
@@ -88,7 +88,7 @@ impl Drafter {
             sources.push(Box::new(NGram::default()));
         }
         if let Some(mut runner) = draft_model {
-            runner.share_threads(target)?;
+            runner.share_threads(target);
             sources.push(Box::new(DraftModel::new(runner)));
         }
         if let (Some(head), Some(most)) = (target.head(), head) {

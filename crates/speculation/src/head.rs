@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use model::HeadSpec;
-use runtime::{HeadDraft, HeadTokens, Result, Runner};
+use runtime::{Features, HeadDraft, HeadTokens, Result, Runner};
 use state::Sequence;
 
 use super::controller::Offer;
@@ -21,8 +21,6 @@ const KEPT: usize = 128;
 /// The head of the target.
 pub(crate) struct HeadSource {
     kind: SourceKind,
-    /// Features of one token.
-    width: usize,
     reach: usize,
     context: usize,
     answers: HashMap<AnswerId, Follower>,
@@ -32,31 +30,29 @@ pub(crate) struct HeadSource {
 #[derive(Debug, Default)]
 struct Follower {
     /// Features of the last tokens of the sequence, which the head has not taken in.
-    pending: Vec<f32>,
-    /// Features of the token before them; nothing if they are not known.
-    before: Vec<f32>,
+    pending: Features,
+    /// Features of the token before them; no row if they are not known.
+    before: Features,
     /// Length of the sequence up to which it was followed.
     len: usize,
 }
 
 impl Follower {
     /// Features of the last token of the sequence.
-    fn last(&self, width: usize) -> &[f32] {
-        match self.pending.len() {
-            0 => &self.before,
-            len => &self.pending[len - width..],
+    fn last(&self) -> Features {
+        match self.pending.is_empty() {
+            true => self.before.clone(),
+            false => self.pending.last().alone(),
         }
     }
-}
 
-impl Follower {
-    /// Lets go of all but the last rows, once there are twice as many.
-    fn forget_old(&mut self, rows: usize, width: usize) {
-        let pending = self.pending.len();
-        if pending >= 2 * rows * width {
-            let old = pending - rows * width;
-            self.before = self.pending[old - width..old].to_vec();
-            self.pending.drain(..old);
+    /// Drops all but the last rows, once there are twice as many.
+    fn forget_old(&mut self, rows: usize) {
+        let pending = self.pending.rows();
+        if pending >= 2 * rows {
+            let old = pending - rows;
+            self.before = self.pending.slice(old - 1..old).alone();
+            self.pending = self.pending.slice(old..pending);
         }
     }
 }
@@ -66,20 +62,18 @@ impl HeadSource {
     pub(crate) fn new(spec: &HeadSpec, context: usize, most: usize) -> HeadSource {
         let kind = if spec.is_block() { SourceKind::Dflash } else { SourceKind::Mtp };
         let reach = spec.reach().min(most);
-        let width = spec.features().width;
-        HeadSource { kind, width, reach, context, answers: HashMap::new() }
+        HeadSource { kind, reach, context, answers: HashMap::new() }
     }
 
     /// Lets the head take in what is pending of some answers: whose, all their tokens, their sequences.
     fn read(&mut self, target: &mut Runner, of: &mut [(AnswerId, &[u32], &mut Sequence)]) {
-        let width = self.width;
         let mut all = Vec::new();
         for (id, tokens, sequence) in of.iter_mut() {
             let Some(follower) = self.answers.get(id) else { continue };
-            let count = follower.pending.len() / width;
+            let count = follower.pending.rows();
             if count > 0 && follower.len == sequence.len() {
                 let tokens = &tokens[sequence.len() - count..sequence.len()];
-                let (features, before) = (follower.pending.as_slice(), follower.before.as_slice());
+                let (features, before) = (&follower.pending, &follower.before);
                 all.push(HeadTokens { sequence, tokens, features, before });
             }
         }
@@ -89,9 +83,8 @@ impl HeadSource {
         target.head_take_in(&mut all);
         for (id, ..) in of {
             if let Some(follower) = self.answers.get_mut(id) {
-                let last = follower.last(width).to_vec();
-                follower.before = last;
-                follower.pending.clear();
+                follower.before = follower.last();
+                follower.pending = Features::default();
             }
         }
     }
@@ -104,7 +97,7 @@ impl Source for HeadSource {
 
     fn offer(&mut self, id: AnswerId, tokens: &[u32], most: usize) -> Option<Offer> {
         let follower = self.answers.get(&id).filter(|follower| follower.len + 1 == tokens.len())?;
-        let behind = follower.pending.len() / self.width;
+        let behind = follower.pending.rows();
         // A block has a row for the token that is known, too.
         let room = self.context.saturating_sub(tokens.len());
         let most = most.min(self.reach).min(room);
@@ -117,8 +110,11 @@ impl Source for HeadSource {
         self.read(target, &mut of);
         let mut drafts = Vec::with_capacity(wanted.len());
         let mut choices = Vec::with_capacity(wanted.len());
-        for Wanted { id, tokens, sequence, count, choose, draft } in wanted.iter_mut() {
-            let feature = self.answers.get(id).map_or(&[][..], |f| f.last(self.width));
+        let last =
+            |w: &Wanted<'_>| self.answers.get(&w.id).map_or_else(Features::default, Follower::last);
+        let features: Vec<Features> = wanted.iter().map(last).collect();
+        for (wanted, feature) in wanted.iter_mut().zip(&features) {
+            let Wanted { tokens, sequence, count, choose, draft, .. } = wanted;
             let token = tokens.last().copied().unwrap_or(0);
             drafts.push(HeadDraft { sequence, token, feature, count: *count });
             choices.push((*choose, draft));
@@ -136,17 +132,17 @@ impl Source for HeadSource {
         for passed in passed.iter() {
             let follower = self.answers.entry(passed.id).or_default();
             let len = passed.sequence.len();
-            if follower.len + passed.features.len() / self.width != len {
+            if follower.len + passed.features.rows() != len {
                 // It rested: what is known is not what comes before this.
-                follower.pending.clear();
-                follower.before.clear();
+                follower.pending = Features::default();
+                follower.before = Features::default();
             }
-            follower.pending.extend_from_slice(passed.features);
+            follower.pending.append(&passed.features);
             follower.len = len;
         }
         for passed in passed.iter().filter(|passed| !passed.is_prompt) {
             let Some(follower) = self.answers.get_mut(&passed.id) else { continue };
-            follower.forget_old(KEPT, self.width);
+            follower.forget_old(KEPT);
         }
         let mut of: Vec<(AnswerId, &[u32], &mut Sequence)> = passed
             .iter_mut()

@@ -1,12 +1,13 @@
 //! The memory of all sequences: one arena for each shape of layer, and who may write what.
 //!
-//! [`Memory::prepare`] is the only place where pages and slots are taken or copied; a forward pass after it only
-//! writes what the sequence owns. Sequences live outside, so that a step can borrow an arena mutably together with
+//! [`Memory::prepare`] is the only place where pages and slots are taken; what has to be copied then, the next operation on
+//! the arena copies first. A forward pass after it only writes what the sequence owns. Sequences live outside, so that a step can borrow an arena mutably together with
 //! the page lists of several sequences.
 //! Invariant: a refused operation changes nothing.
 
 use std::sync::Arc;
 
+use compute::Store;
 use compute::memory::{KvArena, PageShape, RecurrentArena, slot_bytes};
 
 use crate::pool::{Lease, Pool};
@@ -38,9 +39,9 @@ struct Arena {
 }
 
 impl Memory {
-    /// Maps [`Layout::memory_bytes`]: an arena for each distinct shape of pages and for each distinct size of recurrent
-    /// state.
-    pub fn new(layout: &Layout, capacity: &Capacity) -> Result<Memory> {
+    /// Takes [`Layout::memory_bytes`] from a backend's memory: an arena for each distinct shape of pages and for each distinct
+    /// size of recurrent state.
+    pub fn new(layout: &Layout, capacity: &Capacity, store: &dyn Store) -> Result<Memory> {
         let mut page_shapes: Vec<(&PageShape, usize)> = Vec::new(); // shape, pages
         let mut recurrent_shapes: Vec<(usize, usize)> = Vec::new(); // floats, slots
         let mut layers = Vec::with_capacity(layout.layers().len());
@@ -61,14 +62,14 @@ impl Memory {
         let (mut kv, mut page_pools) = (Vec::new(), Vec::new());
         for (shape, count) in page_shapes {
             page_pools.push(Pool::new(id_count("KV pages", count)?));
-            kv.push(KvArena::new(shape.clone(), count).map_err(|source| {
+            kv.push(store.kv(shape, count).map_err(|source| {
                 let bytes = shape.bytes().saturating_mul(count);
                 Error::Map { what: "KV pages", bytes, source: source.into() }
             })?);
         }
         let map_recurrent = |&(floats, count): &(usize, usize)| {
             let capacity = id_count("recurrent slots", count)?;
-            let bytes = RecurrentArena::new(floats, count).map_err(|source| {
+            let bytes = store.recurrent(floats, count).map_err(|source| {
                 let bytes = slot_bytes(floats).saturating_mul(count);
                 Error::Map { what: "recurrent slots", bytes, source: source.into() }
             })?;
@@ -97,7 +98,7 @@ impl Memory {
                 Place::Recurrent { arena } => {
                     let bytes = &mut self.recurrent[arena].bytes;
                     let slot = Slot::new(arena, bytes.slot_bytes(), &mut slots[arena]);
-                    bytes.slot_mut(slot.id()).fill(0.0);
+                    bytes.clear(slot.id());
                     LayerState::Recurrent(slot)
                 }
                 Place::Shared(target) => LayerState::Shared(target),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use compute::HostStore;
 use compute::memory::{BLOCK, KvFormat, PageId, Plane, PlaneOrder, SlotId};
 use proptest::prelude::*;
 
@@ -33,7 +34,7 @@ fn capacity(tokens: usize, sequences: usize, checkpoints: usize) -> Capacity {
 }
 
 fn memory(layout: &Layout, capacity: &Capacity) -> Memory {
-    Memory::new(layout, capacity).unwrap()
+    Memory::new(layout, capacity, &HostStore).unwrap()
 }
 
 /// What layer `layer` stores of `token`, for all kv heads: different for every layer, position, head and dimension,
@@ -359,7 +360,7 @@ fn impossible_capacities_are_errors() {
     let huge = capacity(usize::MAX, 1, 0);
     let many = capacity(1 << 42, 1, 0);
     for (capacity, layout) in [(huge, layout(true)), (many, layout(false))] {
-        let error = Memory::new(&layout, &capacity).unwrap_err();
+        let error = Memory::new(&layout, &capacity, &HostStore).unwrap_err();
         assert!(matches!(error, Error::TooMany { .. } | Error::Map { .. }), "{error}");
     }
 }

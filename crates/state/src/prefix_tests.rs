@@ -1,6 +1,7 @@
 //! Random lives of a prefix cache against a plain list, over real sequences: what is handed out is read back from the
 //! arenas.
 
+use compute::HostStore;
 use compute::memory::{BLOCK, KvFormat, PageShape, Plane, PlaneOrder};
 use proptest::prelude::*;
 
@@ -109,7 +110,7 @@ impl World {
     fn new(model: Model) -> World {
         let layout = layout(model);
         let capacity = Capacity { tokens: 6000, sequences: 2, checkpoints: 20, step_tokens: BLOCK };
-        let memory = Memory::new(&layout, &capacity).unwrap();
+        let memory = Memory::new(&layout, &capacity, &HostStore).unwrap();
         let cache = PrefixCache::new(LIMITS, layout.is_rewindable());
         World { model, memory, cache, plain: Vec::new(), clock: 0 }
     }
@@ -294,7 +295,7 @@ fn turns_outlive_places_on_the_way() {
 fn a_cache_of_nothing_keeps_nothing() {
     let layout = layout(Model::Hybrid);
     let capacity = Capacity { tokens: 100, sequences: 1, checkpoints: 0, step_tokens: BLOCK };
-    let mut memory = Memory::new(&layout, &capacity).unwrap();
+    let mut memory = Memory::new(&layout, &capacity, &HostStore).unwrap();
     let limits = CacheLimits { entries: 0, tokens: 1000 };
     let mut cache = PrefixCache::new(limits, layout.is_rewindable());
     let mut sequence = memory.sequence().unwrap();

@@ -7,28 +7,15 @@ use crate::{Error, Result};
 /// Tensors start on a cache line.
 const ALIGN_FLOATS: usize = 16;
 
-/// A stack of floats.
-pub(crate) struct Arena {
-    start: *mut f32,
+/// Where tensors lie: a stack of floats.
+pub(crate) struct Stack {
     capacity: usize,
     used: usize,
-    /// What `start` points to.
-    _memory: Pages,
 }
 
-// SAFETY: `start` points into `_memory`, which the arena owns; who writes what is the contract of `Arena::at`.
-unsafe impl Send for Arena {}
-
-impl Arena {
-    pub(crate) fn new(floats: usize) -> Result<Arena> {
-        let bytes = floats * 4;
-        let mut memory = Pages::new(bytes.max(4096)).map_err(|source| Error::Memory {
-            what: "activations",
-            bytes,
-            source,
-        })?;
-        let start = memory.as_mut_ptr().cast();
-        Ok(Arena { start, capacity: memory.len() / 4, used: 0, _memory: memory })
+impl Stack {
+    pub(crate) fn new(capacity: usize) -> Stack {
+        Stack { capacity, used: 0 }
     }
 
     /// Gives everything back.
@@ -36,7 +23,7 @@ impl Arena {
         self.used = 0;
     }
 
-    /// Where it stands: for [`Arena::release`].
+    /// Where it stands: for [`Stack::release`].
     pub(crate) fn mark(&self) -> usize {
         self.used
     }
@@ -57,11 +44,41 @@ impl Arena {
         self.used = needed;
         start
     }
+}
+
+/// The memory of a stack.
+pub(crate) struct Arena {
+    start: *mut f32,
+    pub(crate) stack: Stack,
+    /// What `start` points to.
+    _memory: Pages,
+}
+
+// SAFETY: `start` points into `_memory`, which the arena owns; what may be written is the contract of `Arena::at`.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    pub(crate) fn new(floats: usize) -> Result<Arena> {
+        let bytes = floats * 4;
+        let mut memory = Pages::new(bytes.max(4096)).map_err(|source| Error::Memory {
+            what: "activations",
+            bytes,
+            source,
+        })?;
+        let start = memory.as_mut_ptr().cast();
+        Ok(Arena { start, stack: Stack::new(memory.len() / 4), _memory: memory })
+    }
+
+    /// Floats there are.
+    #[cfg(feature = "recording")]
+    pub(crate) fn capacity(&self) -> usize {
+        self.stack.capacity
+    }
 
     /// The floats at `start`. They stay where they are as long as the arena lives; a caller that writes through this makes sure
     /// that nothing else reads them meanwhile.
     pub(crate) fn at(&self, start: usize, floats: usize) -> *mut f32 {
-        assert!(start + floats <= self.capacity);
+        assert!(start + floats <= self.stack.capacity);
         // SAFETY: inside the memory.
         unsafe { self.start.add(start) }
     }
@@ -73,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_is_released_is_taken_again() {
-        let mut arena = Arena::new(4096).unwrap();
+        let mut arena = Arena::new(4096).unwrap().stack;
         let first = arena.take(3);
         let mark = arena.mark();
         let second = arena.take(100);
@@ -87,6 +104,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "the plan gave 4096 floats")]
     fn an_arena_has_an_end() {
-        Arena::new(4096).unwrap().take(4097);
+        Arena::new(4096).unwrap().stack.take(4097);
     }
 }

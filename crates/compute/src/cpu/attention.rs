@@ -24,7 +24,7 @@ pub(crate) use visible::{Queries, visible_spans};
 use visible::{Seen, visible_blocks, within_block};
 
 use super::lanes::{LANES, exp, join_lanes, larger, sum, versions};
-use crate::memory::{BLOCK, KvArena, PANEL, PlaneBlock, RowsMut, panel_width};
+use crate::memory::{BLOCK, PANEL, PageMemory, PlaneBlock, RowsMut, panel_width};
 use crate::step::{AttentionShape, PageTable};
 
 /// Blocks that are merged before they are merged into the result: 1024 keys.
@@ -47,7 +47,7 @@ pub(crate) const MAX_QUERIES: usize = 512;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys<'a> {
     /// Where the pages are.
-    pub(crate) arena: &'a KvArena,
+    pub(crate) arena: &'a PageMemory,
     /// Which head of them.
     pub(crate) kv_head: usize,
     /// Every page that some row sees.

@@ -8,7 +8,7 @@ use crate::memory::{KvFormat, PageId};
 
 /// A sequence of `context` keys, every page at a shuffled place.
 struct Sequence {
-    arena: KvArena,
+    arena: PageMemory,
     pages: Vec<PageId>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -19,7 +19,7 @@ impl Sequence {
     fn new(format: KvFormat, shape: &AttentionShape, context: usize) -> Sequence {
         let mut random = Random::new(context as u64);
         let blocks = context.div_ceil(BLOCK);
-        let mut arena = KvArena::new(shape.pages(format), blocks + 2).unwrap();
+        let mut arena = PageMemory::new(shape.pages(format), blocks + 2).unwrap();
         let pages: Vec<PageId> = (0..blocks as u32).rev().map(|i| PageId(i + 1)).collect();
         let (heads, k_dim, v_dim) = (shape.kv_heads, shape.k_dim, shape.v_dim);
         let (k_row, v_row) = (heads * k_dim, heads * v_dim);

@@ -17,8 +17,8 @@ use super::dot::{self, Rows, Target};
 use super::pool::Pool;
 use super::quantise::{Activations, CHUNK, Forms};
 use super::tasks::{self, Piece};
-use crate::Linear;
 use crate::weight::Matrix;
+use crate::{Linear, Vector};
 
 #[cfg(target_arch = "x86_64")]
 use super::tiles::{self, Order, Tile, Unit};
@@ -222,14 +222,19 @@ pub(crate) fn multiply(
         let forms = integers.then(|| dot::forms(views.iter().map(|w| w.encoding)));
         multiply_shares(isa, pool, scratch, x, rows, forms, multiply);
     }
-    for (w, &start) in weights.iter().zip(out) {
-        if let Some(bias) = &w.bias {
-            let bias = bias.values();
-            for row in 0..rows {
-                // SAFETY: the output has `rows` rows of the bias's length, and no task runs now.
-                let out = unsafe {
-                    std::slice::from_raw_parts_mut(start.add(row * bias.len()), bias.len())
-                };
+    for ((w, view), &start) in weights.iter().zip(&views).zip(out) {
+        let bias = w.bias.as_ref().map(Vector::values);
+        if bias.is_none() && view.factor == 1.0 {
+            continue;
+        }
+        for row in 0..rows {
+            // SAFETY: the output has `rows` rows of the weight's outputs, and no task runs now.
+            let out =
+                unsafe { std::slice::from_raw_parts_mut(start.add(row * view.rows), view.rows) };
+            if view.factor != 1.0 {
+                activation::scale_assign(isa, out, view.factor);
+            }
+            if let Some(bias) = bias {
                 activation::add_assign(isa, out, bias);
             }
         }

@@ -14,7 +14,7 @@ use super::matmul::SharedMut;
 use super::norm::l2_normalise;
 use super::pool::Pool;
 use super::prefetch;
-use crate::memory::{BLOCK, KvArena, PANEL, PageId, RecurrentArena, Rows, RowsMut};
+use crate::memory::{BLOCK, PANEL, PageId, PageMemory, Rows, RowsMut, SlotMemory};
 use crate::step::{AttentionShape, DeltaShape, KvRun, StateRun};
 
 /// Queries (rows times heads of a group) that share a widened page.
@@ -29,11 +29,16 @@ thread_local! {
 /// Appends rows to the pages of their runs: for each plane of the layer a matrix.
 ///
 /// What lies before a run's first page is left out: a window that has moved on needs it no more.
-pub(crate) fn store(pool: &mut Pool, planes: &[Rows<'_>], arenas: &[KvArena], runs: &[KvRun<'_>]) {
+pub(crate) fn store(
+    pool: &mut Pool,
+    planes: &[Rows<'_>],
+    arenas: &[&PageMemory],
+    runs: &[KvRun<'_>],
+) {
     let write = |run: &KvRun<'_>, i: usize| {
         let (row, position) = (run.row + i, run.position + i);
         let Some(page) = run.pages.page(position / BLOCK) else { return };
-        let arena = &arenas[run.pages.arena];
+        let arena = arenas[run.pages.arena];
         for (plane, rows) in planes.iter().enumerate() {
             // SAFETY: rows of a run have different slots, runs that may have pages in common are written one after
             // another, and no pages are read before the region ends.
@@ -92,7 +97,7 @@ pub(crate) fn attend(
     pool: &mut Pool,
     partials: &mut Vec<f32>,
     q: &[f32],
-    arenas: &[KvArena],
+    arenas: &[&PageMemory],
     runs: &[KvRun<'_>],
     shape: &AttentionShape,
     sinks: Option<&[f32]>,
@@ -134,7 +139,7 @@ pub(crate) fn attend(
         (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
     let keys_of = |task: &Task| {
         let run = &runs[task.run];
-        let arena = &arenas[run.pages.arena];
+        let arena = arenas[run.pages.arena];
         let KvRun { pages, selected, .. } = *run;
         Keys { arena, kv_head: task.kv_head, pages, selected, then: &[] }
     };
@@ -227,7 +232,7 @@ pub(crate) fn delta(
     a: &[f32],
     b: &[f32],
     shape: &DeltaShape,
-    arena: &RecurrentArena,
+    arena: &SlotMemory,
     runs: &[StateRun],
     buffers: &mut DeltaBuffers<'_>,
     out: &mut [f32],
@@ -318,7 +323,7 @@ fn convolve(
     pool: &mut Pool,
     qkv: &[f32],
     shape: &DeltaShape,
-    arena: &RecurrentArena,
+    arena: &SlotMemory,
     runs: &[StateRun],
     out: &mut [f32],
 ) {

@@ -27,5 +27,7 @@ mod tasks;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
+#[cfg(feature = "recording")]
+pub(crate) use arena::Stack;
 pub use rope::{Rope, Yarn};
 pub use step::{CpuBackend, CpuStep};

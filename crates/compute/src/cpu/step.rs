@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use machine::cpu::Isa;
@@ -14,12 +15,13 @@ use super::rope::Turns;
 use super::routing::top_k;
 use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank, Trial};
-use crate::memory::{KvArena, RecurrentArena, Rows};
+use crate::kept::DeltaInputs;
+use crate::memory::{KvArena, PageMemory, RecurrentArena, Rows, SlotMemory};
 use crate::step::{
-    Activation, AttentionShape, DeltaInputs, DeltaShape, Fence, KvRun, Linear, Mark, RouterShape,
-    Routing, RowFailure, RowSource, SharedExpert, StateRun, Step, Tape, Tensor,
+    Activation, AttentionShape, DeltaShape, Fence, KvRun, Linear, Mark, RouterShape, Routing,
+    RowFailure, RowLogits, RowSource, SharedExpert, StateRun, Step, Tensor,
 };
-use crate::{Matrix, Norm, Result, Rope, Vector, Weight};
+use crate::{Features, Matrix, Norm, Result, Rope, Tape, Vector, Weight};
 
 thread_local! {
     /// A row on its way from its source.
@@ -42,18 +44,9 @@ pub struct CpuBackend {
 impl CpuBackend {
     /// `arena_floats` bounds the activations of one step; asking for more later is a bug of the plan.
     pub fn new(isa: Isa, threads: usize, arena_floats: usize) -> Result<CpuBackend> {
-        CpuBackend::with_pool(isa, Pool::new(threads), arena_floats)
-    }
-
-    /// The same for a model that takes turns with the one of `other`, on the same threads.
-    pub fn beside(other: &CpuBackend, arena_floats: usize) -> Result<CpuBackend> {
-        CpuBackend::with_pool(other.isa, other.pool.clone(), arena_floats)
-    }
-
-    fn with_pool(isa: Isa, pool: Pool, arena_floats: usize) -> Result<CpuBackend> {
         Ok(CpuBackend {
             isa,
-            pool,
+            pool: Pool::new(threads),
             arena: Arena::new(arena_floats)?,
             matmul: matmul::Scratch::default(),
             moe: moe::Scratch::default(),
@@ -64,9 +57,14 @@ impl CpuBackend {
         })
     }
 
+    /// Moves to the threads of another, whose model takes turns with this one's.
+    pub(crate) fn share_threads(&mut self, other: &CpuBackend) {
+        self.pool = other.pool.clone();
+    }
+
     /// Starts a step; the tensors of the step before are gone.
     pub fn begin(&mut self) -> CpuStep<'_> {
-        self.arena.clear();
+        self.arena.stack.clear();
         self.failures.clear();
         self.moe.depths.clear();
         CpuStep { backend: self }
@@ -80,6 +78,25 @@ impl CpuBackend {
     /// Threads in use.
     pub fn threads(&self) -> usize {
         self.pool.thread_count()
+    }
+}
+
+/// What a recording backend needs of the CPU that runs its queue.
+#[cfg(feature = "recording")]
+impl CpuBackend {
+    /// Goes on with the step that was begun last.
+    pub(crate) fn resume(&mut self) -> CpuStep<'_> {
+        CpuStep { backend: self }
+    }
+
+    /// Floats of the arena.
+    pub(crate) fn arena_floats(&self) -> usize {
+        self.arena.capacity()
+    }
+
+    /// The values of a tensor.
+    pub(crate) fn values(&mut self, x: Tensor) -> &[f32] {
+        self.resume().view(x).read()
     }
 }
 
@@ -112,7 +129,7 @@ impl<'a> View<'a> {
 
 impl CpuStep<'_> {
     fn new_tensor(&mut self, rows: usize, cols: usize) -> Tensor {
-        Tensor { start: self.backend.arena.take(rows * cols), rows, cols }
+        Tensor { start: self.backend.arena.stack.take(rows * cols), rows, cols }
     }
 
     fn view<'v>(&self, x: Tensor) -> View<'v> {
@@ -127,7 +144,7 @@ impl CpuStep<'_> {
         &mut self,
         [qkv, a, b]: [&[f32]; 3],
         shape: &DeltaShape,
-        arena: &mut RecurrentArena,
+        arena: &SlotMemory,
         runs: &[StateRun],
         out: &mut [f32],
     ) {
@@ -182,11 +199,11 @@ impl CpuStep<'_> {
 
 impl Step for CpuStep<'_> {
     fn mark(&self) -> Mark {
-        Mark(self.backend.arena.mark())
+        Mark(self.backend.arena.stack.mark())
     }
 
     fn release(&mut self, mark: Mark) {
-        self.backend.arena.release(mark.0);
+        self.backend.arena.stack.release(mark.0);
     }
 
     fn set_trials(&mut self, depths: &[u8]) {
@@ -203,6 +220,7 @@ impl Step for CpuStep<'_> {
         let (isa, view) = (self.backend.isa, table.view());
         self.fill_rows(tokens.len(), view.cols, |row, out| {
             dense::dequantise_row(isa, &view, tokens[row] as usize, out);
+            let scale = scale * view.factor;
             if scale != 1.0 {
                 activation::scale_assign(isa, out, scale);
             }
@@ -224,7 +242,7 @@ impl Step for CpuStep<'_> {
                 }
                 let (codes, rest) = bytes.split_at(encoding.row_bytes(cols));
                 let (scales, biases) = rest.split_at(encoding.scale_bytes(cols));
-                let row = Matrix { rows: 1, cols, encoding, codes, scales, biases };
+                let row = Matrix { rows: 1, cols, encoding, factor: 1.0, codes, scales, biases };
                 dense::dequantise_row(isa, &row, 0, out);
                 activation::scale_assign(isa, out, scale);
             });
@@ -240,6 +258,27 @@ impl Step for CpuStep<'_> {
         let out = self.new_tensor(values.len() / cols, cols);
         self.view(out).write().copy_from_slice(values);
         out
+    }
+
+    fn bring(&mut self, rows: &Features) -> Tensor {
+        let out = self.new_tensor(rows.rows(), rows.width());
+        rows.copy_to(self.view(out).write());
+        out
+    }
+
+    fn retain(&mut self, parts: &[Tensor], rows: &[Range<usize>]) -> Vec<Features> {
+        let width = parts.iter().map(|part| part.cols).sum();
+        let keep = |rows: &Range<usize>| {
+            let mut values = Vec::with_capacity(rows.len() * width);
+            for row in rows.clone() {
+                for &part in parts {
+                    values
+                        .extend_from_slice(&self.view(part).read()[row * part.cols..][..part.cols]);
+                }
+            }
+            Features::from_values(values, width)
+        };
+        rows.iter().map(keep).collect()
     }
 
     fn concat(&mut self, parts: &[Tensor]) -> Tensor {
@@ -348,7 +387,7 @@ impl Step for CpuStep<'_> {
     fn store(&mut self, planes: &[Tensor], arenas: &mut [KvArena], runs: &[KvRun<'_>]) {
         let rows = |plane: &Tensor| Rows::new(self.view(*plane).read(), plane.cols, plane.cols);
         let rows: Vec<Rows<'_>> = planes.iter().map(rows).collect();
-        mixer::store(&mut self.backend.pool, &rows, arenas, runs);
+        mixer::store(&mut self.backend.pool, &rows, &settled(arenas), runs);
     }
 
     fn attend(
@@ -364,7 +403,8 @@ impl Step for CpuStep<'_> {
         let (q, to) = (self.view(q).read(), self.view(out).write());
         let backend = &mut *self.backend;
         let (partials, sinks) = (&mut backend.partials, sinks.map(Vector::values));
-        mixer::attend(backend.isa, &mut backend.pool, partials, q, arenas, runs, shape, sinks, to);
+        let pages = settled(arenas);
+        mixer::attend(backend.isa, &mut backend.pool, partials, q, &pages, runs, shape, sinks, to);
         out
     }
 
@@ -380,12 +420,12 @@ impl Step for CpuStep<'_> {
         let out = self.new_tensor(qkv.rows, shape.value_heads * shape.value_dim);
         let inputs = [qkv, a, b].map(|x| self.view(x).read());
         let to = self.view(out).write();
-        self.run_delta(inputs, shape, arena, runs, to);
+        self.run_delta(inputs, shape, arena.settled(), runs, to);
         out
     }
 
     fn keep(&mut self, layer: usize, qkv: Tensor, a: Tensor, b: Tensor, tape: &mut Tape) {
-        let inputs = tape.layer_mut(layer);
+        let inputs = tape.host_mut().layer_mut(layer);
         let parts = [(qkv, &mut inputs.qkv), (a, &mut inputs.a), (b, &mut inputs.b)];
         for (x, kept) in parts {
             kept.clear();
@@ -401,12 +441,12 @@ impl Step for CpuStep<'_> {
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) {
-        let DeltaInputs { qkv, a, b } = &tape.layers[layer];
+        let DeltaInputs { qkv, a, b } = tape.host().layer(layer);
         let rows = qkv.len() / shape.channels();
         let mark = self.mark();
         let out = self.new_tensor(rows, shape.value_heads * shape.value_dim);
         let to = self.view(out).write();
-        self.run_delta([qkv, a, b], shape, arena, runs, to);
+        self.run_delta([qkv, a, b], shape, arena.settled(), runs, to);
         self.release(mark);
     }
 
@@ -509,10 +549,6 @@ impl Step for CpuStep<'_> {
         }
     }
 
-    fn failures(&mut self) -> Vec<RowFailure> {
-        std::mem::take(&mut self.backend.failures)
-    }
-
     fn select(&mut self, x: Tensor, rows: &[usize]) -> Tensor {
         let from = self.view(x).read();
         self.fill_rows(rows.len(), x.cols, |row, out| {
@@ -524,20 +560,33 @@ impl Step for CpuStep<'_> {
         Fence(())
     }
 
+    fn failures(&mut self, _fence: &Fence) -> Vec<RowFailure> {
+        std::mem::take(&mut self.backend.failures)
+    }
+
     fn read(&mut self, _fence: &Fence, x: Tensor) -> &[f32] {
         self.view(x).read()
     }
 
-    fn read_on_all(
+    fn read_logits(
         &mut self,
         _fence: &Fence,
-        x: Tensor,
-        tasks: usize,
-        f: &(dyn Fn(usize, &[f32]) + Sync),
+        logits: Tensor,
+        tasks: &[Range<usize>],
+        f: &(dyn Fn(usize, usize, RowLogits<'_>) + Sync),
     ) {
-        let values = self.view(x).read();
-        self.backend.pool.run_near(tasks, &|task| f(task, values));
+        let values = self.view(logits).read();
+        self.backend.pool.run_near(tasks.len(), &|task| {
+            for row in tasks[task].clone() {
+                f(task, row, RowLogits::All(&values[row * logits.cols..][..logits.cols]));
+            }
+        });
     }
+}
+
+/// The pages of arenas, all copies made.
+fn settled(arenas: &mut [KvArena]) -> Vec<&PageMemory> {
+    arenas.iter_mut().map(|arena| &*arena.settled()).collect()
 }
 
 #[cfg(test)]

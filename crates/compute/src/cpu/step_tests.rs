@@ -2,9 +2,8 @@
 
 use super::super::activation::testing::{Random, assert_close, assert_same_bits};
 use super::*;
-use crate::Error;
-use crate::PageTable;
 use crate::memory::{KvFormat, PageId};
+use crate::{Error, HostStore, PageTable, Store};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -144,7 +143,7 @@ fn embeddings_are_scaled_and_ready_ones_are_not() {
     let bytes: Vec<u8> = (0..8).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let encoding = format::Encoding::Dense(format::Float::F32);
     let matrix = crate::Matrix::new(4, 2, encoding, &bytes, &[], &[]).unwrap();
-    let table = Weight::from_parts(matrix).unwrap();
+    let table = Weight::from_parts(matrix, &HostStore).unwrap();
     let mut step = backend.begin();
     let x = step.embed(&table, &[3, 0, 1], 3.0);
     let y = step.select(x, &[0, 2]);
@@ -155,11 +154,50 @@ fn embeddings_are_scaled_and_ready_ones_are_not() {
 }
 
 #[test]
+fn factors_of_weights_come_before_biases() {
+    let mut backend = backend();
+    let bytes: Vec<u8> = (1..5).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let encoding = format::Encoding::Dense(format::Float::F32);
+    let matrix = Matrix::new(2, 2, encoding, &bytes, &[], &[]).unwrap();
+    let matrix = Matrix { factor: 0.5, ..matrix };
+    let weight = Weight::from_parts(matrix, &HostStore).unwrap();
+    let plain = Linear { weight: weight.clone(), bias: None };
+    let biased = Linear { weight, bias: Some(HostStore.vector(vec![100.0, 200.0])) };
+    let mut step = backend.begin();
+    let x = step.upload(&[1.0, 10.0, 2.0, 0.0], 2);
+    let out = step.matmul(x, &[&plain, &biased]);
+    let row = step.embed(&plain.weight, &[1], 3.0);
+    let fence = step.submit();
+    assert_eq!(step.read(&fence, out[0]), [10.5, 21.5, 1.0, 3.0]);
+    assert_eq!(step.read(&fence, out[1]), [110.5, 221.5, 101.0, 203.0]);
+    assert_eq!(step.read(&fence, row), [4.5, 6.0]);
+}
+
+#[test]
+fn retained_rows_come_back_in_any_order() {
+    let mut backend = backend();
+    let mut step = backend.begin();
+    let (a, b) =
+        (step.upload(&[1.0, 2.0, 3.0], 1), step.upload(&[4.0, 5.0, 6.0, 7.0, 8.0, 9.0], 2));
+    let mut kept = step.retain(&[a, b], &[0..1, 1..3]);
+    let _fence = step.submit();
+    let mut rows = kept.remove(1);
+    rows.append(&Features::zeros(1, 3));
+    rows.append(&kept[0]);
+    let mut step = backend.begin();
+    let x = step.bring(&rows);
+    let fence = step.submit();
+    assert_eq!((x.rows(), x.cols()), (4, 3));
+    let want = [2.0, 6.0, 7.0, 3.0, 8.0, 9.0, 0.0, 0.0, 0.0, 1.0, 4.0, 5.0];
+    assert_eq!(step.read(&fence, x), want);
+}
+
+#[test]
 fn weights_are_multiplied_with_their_experts_scale() {
     let mut backend = backend();
     let mut step = backend.begin();
     let logits = step.upload(&[0.0, 2.0, 1.0, 2.0, 5.0, 2.0, 5.0, 2.0], 4);
-    let scales = vec![1.0, 2.0, 3.0, 4.0].into();
+    let scales = HostStore.vector(vec![1.0, 2.0, 3.0, 4.0]);
     step.route(logits, &RouterShape::softmax_of_chosen(2), None, Some(&scales));
     assert_eq!(backend.routing.ids, [1, 3, 0, 2]);
     assert_eq!(backend.routing.weights, [1.0, 2.0, 0.5, 1.5]);
@@ -198,10 +236,10 @@ fn rows_are_fetched_and_a_broken_one_fails_its_row_alone() {
     let mut step = backend.begin();
     let rows: Vec<usize> = (0..40).map(|i| (i * 7) % 19).collect();
     let x = step.fetch(&Counted, &rows, 0.5);
-    let failures = step.failures();
+    let fence = step.submit();
+    let failures = step.failures(&fence);
     let broken: Vec<usize> = (0..40).filter(|&i| rows[i] == 5).collect();
     assert_eq!(failures.iter().map(|failure| failure.row).collect::<Vec<_>>(), broken);
-    let fence = step.submit();
     for (values, row) in step.read(&fence, x).chunks_exact(2).zip(rows) {
         let row = if row == 5 { 0.0 } else { row as f32 };
         assert_eq!(values, [row / 2.0, row]);

@@ -22,7 +22,7 @@ const LANES: usize = 16;
 /// The largest finite f16: what is written to an f16 plane saturates here.
 const F16_MAX: f32 = 65504.0;
 
-/// A page of a [`KvArena`].
+/// A page of a [`KvArena`](super::KvArena).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
@@ -127,8 +127,8 @@ pub(crate) fn panel_width(width: usize, column: usize) -> usize {
     (width - column).min(PANEL).next_multiple_of(LANES)
 }
 
-/// Pages of one shape.
-pub struct KvArena {
+/// Pages of one shape in host memory.
+pub(crate) struct PageMemory {
     shape: PageShape,
     /// Where each plane starts in a page.
     starts: Vec<usize>,
@@ -141,9 +141,9 @@ pub struct KvArena {
 
 // SAFETY: `base` points into `memory`, which the arena owns; sharing it is governed by the contracts of the
 // unsafe functions, and the safe ones follow Rust's borrowing.
-unsafe impl Send for KvArena {}
+unsafe impl Send for PageMemory {}
 // SAFETY: as above.
-unsafe impl Sync for KvArena {}
+unsafe impl Sync for PageMemory {}
 
 /// One head of a plane in one page.
 #[derive(Clone, Copy, Debug)]
@@ -195,9 +195,9 @@ impl<'a> PlaneBlock<'a> {
     }
 }
 
-impl KvArena {
+impl PageMemory {
     /// Maps an arena of `page_count` pages; nothing is resident until it is written.
-    pub fn new(shape: PageShape, page_count: usize) -> Result<KvArena> {
+    pub(crate) fn new(shape: PageShape, page_count: usize) -> Result<PageMemory> {
         let page_bytes = shape.bytes();
         let mut memory = Pages::new(page_bytes.saturating_mul(page_count))?;
         let base = memory.as_mut_ptr();
@@ -207,31 +207,22 @@ impl KvArena {
             Some(start)
         });
         let (starts, isa) = (starts.collect(), machine::cpu::isa());
-        Ok(KvArena { shape, starts, page_bytes, page_count, isa, base, memory })
+        Ok(PageMemory { shape, starts, page_bytes, page_count, isa, base, memory })
     }
 
     /// What a page holds.
-    pub fn shape(&self) -> &PageShape {
+    #[cfg(test)]
+    pub(crate) fn shape(&self) -> &PageShape {
         &self.shape
     }
 
-    /// Bytes of one page.
-    pub fn page_bytes(&self) -> usize {
-        self.page_bytes
-    }
-
-    /// How many pages there are.
-    pub fn page_count(&self) -> usize {
-        self.page_count
-    }
-
     /// Makes the whole arena resident now.
-    pub fn prefault(&mut self) {
+    pub(crate) fn prefault(&mut self) {
         self.memory.prefault();
     }
 
     /// Stores one position: for each plane the vectors of all its heads, `[heads * width]`.
-    pub fn write(&mut self, page: PageId, slot: usize, rows: &[&[f32]]) {
+    pub(crate) fn write(&mut self, page: PageId, slot: usize, rows: &[&[f32]]) {
         assert_eq!(rows.len(), self.shape.planes().len(), "a row for each plane");
         for (plane, row) in rows.iter().enumerate() {
             // SAFETY: `&mut self` excludes every other access.
@@ -243,7 +234,7 @@ impl KvArena {
     ///
     /// # Safety
     /// Until this returns no other thread writes this slot of the page or holds a block of the page.
-    pub unsafe fn write_shared(&self, page: PageId, slot: usize, index: usize, row: &[f32]) {
+    pub(crate) unsafe fn write_shared(&self, page: PageId, slot: usize, index: usize, row: &[f32]) {
         let plane = self.shape.planes()[index];
         assert!(slot < BLOCK && row.len() == plane.heads * plane.width, "a row of another shape");
         for (head, values) in row.chunks_exact(plane.width).enumerate() {
@@ -297,14 +288,14 @@ impl KvArena {
     }
 
     /// Copies a page.
-    pub fn copy_page(&mut self, from: PageId, to: PageId) {
+    pub(crate) fn copy_page(&mut self, from: PageId, to: PageId) {
         let (from, to) = (self.page_ptr(from), self.page_ptr(to));
         // SAFETY: both are whole pages of this arena (or the same one); `&mut self` excludes every other access.
         unsafe { std::ptr::copy(from, to, self.page_bytes) }
     }
 
     /// A vector of one position, as f32: for checks. A step reads whole blocks.
-    pub fn read(&self, page: PageId, slot: usize, plane: usize, head: usize) -> Vec<f32> {
+    pub(crate) fn read(&self, page: PageId, slot: usize, plane: usize, head: usize) -> Vec<f32> {
         assert!(slot < BLOCK);
         let block = self.block(page, plane, head);
         let plane = self.shape.planes()[plane];
@@ -346,9 +337,9 @@ impl KvArena {
     }
 }
 
-impl std::fmt::Debug for KvArena {
+impl std::fmt::Debug for PageMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KvArena")
+        f.debug_struct("PageMemory")
             .field("shape", &self.shape)
             .field("page_count", &self.page_count)
             .finish_non_exhaustive()

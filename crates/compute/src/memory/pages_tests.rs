@@ -29,7 +29,7 @@ fn element(block: PlaneBlock<'_>, plane: Plane, slot: usize, column: usize) -> f
 #[track_caller]
 fn check_round_trip(shape: &PageShape) {
     let mut seed = 11u32;
-    let mut arena = KvArena::new(shape.clone(), 3).unwrap();
+    let mut arena = PageMemory::new(shape.clone(), 3).unwrap();
     // Multiples of 1/8 below 16 are exact in f16.
     let mut values = |count: usize| -> Vec<f32> {
         let mut next = || {
@@ -88,7 +88,7 @@ fn planes_of_a_layer_may_differ_in_heads_width_order_and_format() {
 
 #[test]
 fn f16_pages_saturate() {
-    let mut arena = KvArena::new(pair(KvFormat::F16, 1, 16), 1).unwrap();
+    let mut arena = PageMemory::new(pair(KvFormat::F16, 1, 16), 1).unwrap();
     arena.write(PageId(0), 5, &[&[1e9; 16], &[f32::NEG_INFINITY; 16]]);
     let read = |plane: usize| arena.read(PageId(0), 5, plane, 0)[3];
     assert_eq!((read(0), read(1)), (65504.0, -65504.0));
@@ -105,10 +105,10 @@ fn sizes_that_cannot_be_are_refused_without_overflow() {
     let huge = [usize::MAX, usize::MAX - 1, usize::MAX - 15, usize::MAX - 16, usize::MAX / 64 + 1];
     for size in huge {
         for format in [KvFormat::F16, KvFormat::F32] {
-            assert!(KvArena::new(pair(format, 1, size), 1).is_err());
-            assert!(KvArena::new(pair(format, size, 256), 2).is_err());
-            assert!(KvArena::new(pair(format, 2, 64), size).is_err());
-            assert!(KvArena::new(pair(format, size, size), size).is_err());
+            assert!(PageMemory::new(pair(format, 1, size), 1).is_err());
+            assert!(PageMemory::new(pair(format, size, 256), 2).is_err());
+            assert!(PageMemory::new(pair(format, 2, 64), size).is_err());
+            assert!(PageMemory::new(pair(format, size, size), size).is_err());
         }
     }
 }
@@ -116,7 +116,7 @@ fn sizes_that_cannot_be_are_refused_without_overflow() {
 #[test]
 fn threads_write_disjoint_slots_of_one_page() {
     let shape = pair(KvFormat::F16, 1, 64);
-    let arena = KvArena::new(shape.clone(), 1).unwrap();
+    let arena = PageMemory::new(shape.clone(), 1).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let arena = &arena;

@@ -62,6 +62,7 @@ fn the_output_head_makes_the_targets_logits_of_them() {
         let is_mtp = !rig.runner.head().expect("a head").spec().is_block();
         let width = rig.runner.head().expect("a head").spec().features().width;
         for (features, prompt) in features.iter().zip([&first, &second]) {
+            let features = features.values();
             assert_eq!(features.len(), prompt.len() * width);
             // The hidden state after the last norm, or the streams after both layers, the second first.
             let whole = target_logits(2, prompt);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
 use model::{Batch, HeadSpec, Logits, SegmentKind};
-use runtime::{HeadDraft, HeadOptions, HeadTokens, Options, Runner};
+use runtime::{Features, HeadDraft, HeadOptions, HeadTokens, Options, Runner};
 use state::Sequence;
 
 use crate::weights::{DflashShape, Weights, dflash_config, file, minus_one};
@@ -30,10 +30,13 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    pub(crate) fn last(&self) -> &[f32] {
+    pub(crate) fn last(&self) -> Features {
         match self.is_last_known {
-            true => &self.features[self.features.len() - self.width..],
-            false => &[],
+            true => Features::from_values(
+                self.features[self.features.len() - self.width..].to_vec(),
+                self.width,
+            ),
+            false => Features::default(),
         }
     }
 
@@ -152,7 +155,7 @@ impl Rig {
         let failures =
             self.runner.forward(&batch, &mut [&mut track.sequence], |_, _| {}).expect("forward");
         assert!(failures.is_empty());
-        self.runner.take_features().remove(0)
+        self.runner.take_features().remove(0).values()
     }
 
     /// Runs the target over drafted tokens, of which the first `kept` stay; returns their features.
@@ -163,16 +166,16 @@ impl Rig {
         let failures = self.runner.forward(&batch, sequences, |_, _| {}).expect("forward");
         assert!(failures.is_empty());
         self.runner.settle(&batch, &[kept], sequences);
-        self.runner.take_features().remove(0)[..kept * track.width].to_vec()
+        self.runner.take_features().remove(0).slice(0..kept).values()
     }
 
     /// Tells the head of tokens that stayed.
     pub(crate) fn take_in(&mut self, track: &mut Track, tokens: &[u32], features: Vec<f32>) {
-        let before = track.last().to_vec();
+        let before = track.last();
         self.runner.head_take_in(&mut [HeadTokens {
             sequence: &mut track.sequence,
             tokens,
-            features: &features,
+            features: &Features::from_values(features.clone(), track.width),
             before: &before,
         }]);
         track.tokens.extend_from_slice(tokens);
@@ -197,7 +200,7 @@ impl Rig {
         tracks: &mut [&mut Track],
         wanted: &[(u32, usize)],
     ) -> Vec<Vec<(u32, Vec<f32>)>> {
-        let features: Vec<Vec<f32>> = tracks.iter().map(|track| track.last().to_vec()).collect();
+        let features: Vec<Features> = tracks.iter().map(|track| track.last()).collect();
         let mut drafts: Vec<HeadDraft<'_>> = tracks
             .iter_mut()
             .zip(&features)

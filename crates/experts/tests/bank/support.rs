@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use checkpoint::write::{Declaration, header};
 use checkpoint::{Checkpoint, ExpertLayout, FileIndex, Projection};
-use compute::{Expert, ExpertBank, Trial, Turn, Visit};
+use compute::{Expert, ExpertBank, HostStore, Trial, Turn, Visit};
 use experts::device::{ALIGNMENT, Access, Device, Fault, Files, Rule};
 use experts::reader::{Method, Queue};
 use experts::{BankOptions, ClassSlots, LayerExperts, Slots, StreamedBank};
@@ -146,7 +146,7 @@ impl Model {
             stall,
             look_ahead: true,
         };
-        StreamedBank::new(self.layers.clone(), device, options).unwrap()
+        StreamedBank::new(self.layers.clone(), device, options, &HostStore).unwrap()
     }
 
     /// Visits a layer on some threads: what came, with the right bytes, and what did not.

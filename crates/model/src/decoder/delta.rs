@@ -24,8 +24,8 @@ impl DeltaNet {
     pub(super) fn forward(&self, pass: &mut Pass<'_>, x: Tensor, layer: usize) -> Tensor {
         let projected = pass.step.matmul(x, &[&self.qkv, &self.z, &self.b, &self.a]);
         let (qkv, z, b, a) = (projected[0], projected[1], projected[2], projected[3]);
-        if pass.batch.keeps {
-            pass.step.keep(layer, qkv, a, b, pass.tape);
+        if let Some(tape) = pass.tape.as_deref_mut().filter(|_| pass.batch.keeps) {
+            pass.step.keep(layer, qkv, a, b, tape);
         }
         // Short convolution, then S ← α S + β (v − S k) kᵀ and o = S q, row by row.
         let (arena, runs) = pass.slots(layer);
@@ -79,8 +79,8 @@ impl DeltaNet {
                 key_dim: spec.key_dim,
                 value_dim: spec.value_dim,
                 taps: spec.taps,
-                conv_weight: conv_weight.into(),
-                decay: decay.into(),
+                conv_weight: loader.place(conv_weight),
+                decay: loader.place(decay),
                 dt_bias: loader.vector(&spec.dt_bias)?,
             },
             norm: loader.norm(&spec.norm)?,

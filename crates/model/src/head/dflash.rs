@@ -5,7 +5,7 @@
 //! layers, each other. The block's own keys and values lie after the sequence's end and are never counted.
 
 use checkpoint::{Checkpoint, Config};
-use compute::{AttentionShape, Norm};
+use compute::{AttentionShape, Features, Norm};
 
 use super::{DflashSpec, Head, HeadKind, HeadSegment, HeadSpec, Proposal};
 use crate::blocks::{Attention, Frame, attention, dense};
@@ -186,8 +186,9 @@ impl Head {
         context_norm: &Norm,
         segments: &[HeadSegment<'_>],
     ) {
-        let features: Vec<f32> = segments.iter().flat_map(|s| s.features).copied().collect();
-        let features = pass.step.upload(&features, self.spec.features().width);
+        let mut features = Features::default();
+        segments.iter().for_each(|segment| features.append(&segment.features));
+        let features = pass.step.bring(&features);
         let context = pass.step.matmul(features, &[&self.fc]).remove(0);
         let context = pass.step.norm(context, context_norm);
         // The same for every layer, and none norms it again.

@@ -2,16 +2,16 @@
 //!
 //! A head shares the target's embeddings, output head, memory and backend. It keeps its keys and values in layers
 //! after the target's own, in the same sequences, so whatever forks, cuts or drops a sequence does so for the
-//! head too. It reads what the target thought of each token ([`Features`]) and never runs the target.
+//! head too. It reads what the target thought of each token ([`FeatureSpec`]) and never runs the target.
 //! Invariant: what a token leaves in a head's layers depends on that token's features and position alone, so it
-//! may be taken in by any cuts of the sequence, in any company.
+//! may be taken in by any cuts of the sequence, in any batch.
 
 mod dflash;
 mod mtp;
 mod spec;
 
 use checkpoint::Checkpoint;
-use compute::{ExpertBank, Linear, Norm, ResidentBank, Step, Tape, Tensor};
+use compute::{ExpertBank, Features, Linear, Norm, ResidentBank, Step, Store, Tensor};
 use state::{Memory, Sequence};
 
 use crate::batch::{Batch, Logits, SegmentKind};
@@ -21,7 +21,7 @@ use crate::pass::Pass;
 use crate::spec::{LayerSpec, MixerSpec};
 use crate::{Decoder, Result};
 
-pub use spec::{DflashSpec, Features, HeadKind, HeadSpec, MtpSpec};
+pub use spec::{DflashSpec, FeatureSpec, HeadKind, HeadSpec, MtpSpec};
 
 /// A loaded head.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ struct HeadLayer {
 }
 
 /// Consecutive tokens of one sequence that a head takes in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HeadSegment<'a> {
     /// Index into the sequences of the call.
     pub sequence: usize,
@@ -59,24 +59,24 @@ pub struct HeadSegment<'a> {
     pub position: usize,
     /// The tokens.
     pub tokens: &'a [u32],
-    /// What the target thought of each: [tokens, [`Features::width`]].
-    pub features: &'a [f32],
-    /// What it thought of the token before the first; empty if that is not known.
-    pub before: &'a [f32],
+    /// What the target thought of each.
+    pub features: Features,
+    /// What it thought of the token before the first; no row if that is not known.
+    pub before: Features,
 }
 
 /// Where a draft begins.
-#[derive(Clone, Copy, Debug)]
-pub struct Anchor<'a> {
+#[derive(Clone, Debug)]
+pub struct Anchor {
     /// Index into the sequences of the call.
     pub sequence: usize,
     /// Position of `token`, and with it of what the draft writes first.
     pub position: usize,
     /// The last token that is known.
     pub token: u32,
-    /// The target's features of the token before it (empty if they are not known); from the second token of a draft on,
+    /// The target's features of the token before it (no row if they are not known); from the second token of a draft on,
     /// the head's own [`Proposal::hidden`].
-    pub feature: &'a [f32],
+    pub feature: Features,
     /// Tokens wanted. A head that drafts one at a time gives one.
     pub count: usize,
 }
@@ -91,14 +91,15 @@ pub struct Proposal {
 }
 
 impl Head {
-    /// Loads a head, its experts included. The checkpoint is the one the spec was made from.
+    /// Loads a head, its experts included, into a backend's memory. The checkpoint is the one the spec was made from.
     pub fn load(
         checkpoint: &Checkpoint,
         spec: &HeadSpec,
+        store: &dyn Store,
         caching: Caching,
         progress: Progress<'_>,
     ) -> Result<Head> {
-        let loader = Loader::new(checkpoint, spec.bytes(), spec.eps, progress, caching);
+        let loader = Loader::new(checkpoint, store, spec.bytes(), spec.eps, progress, caching);
         let parts = match &spec.kind {
             HeadKind::Mtp(mtp) => Parts::Mtp {
                 embedding_norm: loader.norm(&mtp.embedding_norm)?,
@@ -137,14 +138,13 @@ impl Head {
     ) {
         let mut batch = Batch::default();
         for segment in segments {
-            let HeadSegment { sequence, position, tokens, .. } = *segment;
-            batch.push(sequence, position, tokens, SegmentKind::Prefill, Logits::None);
+            let HeadSegment { sequence, position, tokens, .. } = segment;
+            batch.push(*sequence, *position, tokens, SegmentKind::Prefill, Logits::None);
         }
         if batch.tokens.is_empty() {
             return;
         }
-        let tape = &mut Tape::default();
-        let mut pass = self.pass(step, &batch, memory, sequences, tape);
+        let mut pass = self.pass(step, &batch, memory, sequences);
         match &self.parts {
             Parts::Mtp { .. } => self.mtp_take_in(&mut pass, decoder, segments),
             Parts::Dflash { context_norm, .. } => {
@@ -160,10 +160,9 @@ impl Head {
         batch: &'a Batch,
         memory: &'a mut Memory,
         sequences: &'a [&'a Sequence],
-        tape: &'a mut Tape,
     ) -> Pass<'a> {
         let bank = self.bank.as_ref().map(|bank| bank as &dyn ExpertBank);
-        Pass { step, batch, memory, sequences, bank, tape }
+        Pass { step, batch, memory, sequences, bank, tape: None }
     }
 
     /// Fills `count` positions from `position` on of one sequence, whose features were lost, with keys and values
@@ -178,8 +177,8 @@ impl Head {
     ) {
         let mut batch = Batch::default();
         batch.push(0, position, &vec![0; count], SegmentKind::Prefill, Logits::None);
-        let (tape, sequences) = (&mut Tape::default(), [sequence]);
-        let mut pass = self.pass(step, &batch, memory, &sequences, tape);
+        let sequences = [sequence];
+        let mut pass = self.pass(step, &batch, memory, &sequences);
         for (layer, at) in self.layers.iter().zip(self.spec.first_layer..) {
             let mark = pass.step.mark();
             layer.attention.store_nothing(&mut pass, at);
@@ -193,7 +192,7 @@ impl Head {
         &self,
         step: &mut dyn Step,
         decoder: &Decoder,
-        anchors: &[Anchor<'_>],
+        anchors: &[Anchor],
         memory: &mut Memory,
         sequences: &[&Sequence],
     ) -> Proposal {
@@ -211,8 +210,7 @@ impl Head {
                 }
             }
         }
-        let tape = &mut Tape::default();
-        let mut pass = self.pass(step, &batch, memory, sequences, tape);
+        let mut pass = self.pass(step, &batch, memory, sequences);
         match &self.parts {
             Parts::Mtp { .. } => self.mtp_propose(&mut pass, decoder, anchors),
             Parts::Dflash { .. } => self.dflash_propose(&mut pass, decoder),

@@ -6,7 +6,7 @@
 //! hidden state, or one that is not known, is zero.
 
 use checkpoint::Checkpoint;
-use compute::Tensor;
+use compute::{Features, Tensor};
 
 use super::{Anchor, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Parts, Proposal};
 use crate::arch::qwen3_5::unconverted_norm_offset;
@@ -119,14 +119,14 @@ fn norm_offset(tensors: &Tensors<'_>) -> Result<f32> {
 
 impl Head {
     /// The stream of pairs: `fc [norm(embedding), norm(hidden)]`.
-    fn pairs(&self, pass: &mut Pass<'_>, decoder: &Decoder, hidden: &[f32]) -> Tensor {
+    fn pairs(&self, pass: &mut Pass<'_>, decoder: &Decoder, hidden: &Features) -> Tensor {
         let Parts::Mtp { embedding_norm, hidden_norm } = &self.parts else {
             unreachable!("an MTP head")
         };
         let step = &mut *pass.step;
         let embedded = decoder.embed(step, &pass.batch.tokens);
         let embedded = step.norm(embedded, embedding_norm);
-        let hidden = step.upload(hidden, self.spec.hidden);
+        let hidden = step.bring(hidden);
         let hidden = step.norm(hidden, hidden_norm);
         let both = step.concat(&[embedded, hidden]);
         step.matmul(both, &[&self.fc]).remove(0)
@@ -140,10 +140,10 @@ impl Head {
     ) {
         let width = self.spec.hidden;
         // What the target thought of the token before each.
-        let mut hidden = Vec::with_capacity(pass.batch.tokens.len() * width);
+        let mut hidden = Features::default();
         for segment in segments.iter().filter(|segment| !segment.tokens.is_empty()) {
-            extend_or_zero(&mut hidden, segment.before, width);
-            hidden.extend_from_slice(&segment.features[..(segment.tokens.len() - 1) * width]);
+            append_or_zero(&mut hidden, &segment.before, width);
+            hidden.append(&segment.features.slice(0..segment.tokens.len() - 1));
         }
         let x = self.pairs(pass, decoder, &hidden);
         // The outputs of these rows are not used, so keys and values are all there is to it.
@@ -156,11 +156,11 @@ impl Head {
         &self,
         pass: &mut Pass<'_>,
         decoder: &Decoder,
-        anchors: &[Anchor<'_>],
+        anchors: &[Anchor],
     ) -> Proposal {
-        let mut hidden = Vec::with_capacity(anchors.len() * self.spec.hidden);
+        let mut hidden = Features::default();
         for anchor in anchors {
-            extend_or_zero(&mut hidden, anchor.feature, self.spec.hidden);
+            append_or_zero(&mut hidden, &anchor.feature, self.spec.hidden);
         }
         let h = self.pairs(pass, decoder, &hidden);
         self.layer(pass, h, 0);
@@ -169,8 +169,10 @@ impl Head {
     }
 }
 
-fn extend_or_zero(rows: &mut Vec<f32>, row: &[f32], width: usize) {
-    assert!(row.is_empty() || row.len() == width, "a feature of {} values", row.len());
-    rows.extend_from_slice(row);
-    rows.resize(rows.len() + width - row.len(), 0.0);
+fn append_or_zero(rows: &mut Features, row: &Features, width: usize) {
+    assert!(row.is_empty() || row.width() == width, "features of {} values", row.width());
+    match row.is_empty() {
+        true => rows.append(&Features::zeros(1, width)),
+        false => rows.append(row),
+    }
 }

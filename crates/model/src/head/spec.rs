@@ -62,9 +62,9 @@ pub struct DflashSpec {
     pub block_size: usize,
 }
 
-/// What a head wants to know of each token.
+/// What a head needs of each token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Features {
+pub struct FeatureSpec {
     /// Outputs of these target layers, side by side in this order.
     pub taps: Vec<usize>,
     /// Or the hidden state after the last norm.
@@ -73,7 +73,7 @@ pub struct Features {
     pub width: usize,
 }
 
-impl Features {
+impl FeatureSpec {
     /// Makes a batch ask for them.
     pub fn ask(&self, batch: &mut Batch) {
         batch.taps.clone_from(&self.taps);
@@ -133,11 +133,11 @@ impl HeadSpec {
         own + self.fc.bytes() + vector(&self.norm) + layers.sum::<u64>()
     }
 
-    /// What it wants to know of each token.
-    pub fn features(&self) -> Features {
+    /// What it needs of each token.
+    pub fn features(&self) -> FeatureSpec {
         match &self.kind {
-            HeadKind::Mtp(_) => Features { taps: Vec::new(), hidden: true, width: self.hidden },
-            HeadKind::Dflash(dflash) => Features {
+            HeadKind::Mtp(_) => FeatureSpec { taps: Vec::new(), hidden: true, width: self.hidden },
+            HeadKind::Dflash(dflash) => FeatureSpec {
                 taps: dflash.taps.clone(),
                 hidden: false,
                 width: dflash.taps.len() * self.hidden,

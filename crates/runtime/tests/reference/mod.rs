@@ -63,7 +63,11 @@ pub(crate) fn run(
     golden: &Golden,
     options: &Options,
 ) -> (f64, Vec<u32>) {
-    let mut runner = Runner::load_spec(checkpoint, spec, options, &|_, _| {}).expect("model");
+    answer(&mut Runner::load_spec(checkpoint, spec, options, &|_, _| {}).expect("model"), golden)
+}
+
+/// The same of a model that is loaded.
+pub(crate) fn answer(runner: &mut Runner, golden: &Golden) -> (f64, Vec<u32>) {
     let vocab = runner.spec().vocab;
     let mut sequence = runner.sequence().expect("sequence");
     let mut worst = 0.0f64;

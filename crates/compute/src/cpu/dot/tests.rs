@@ -76,7 +76,7 @@ pub(crate) fn random_weight(rows: usize, cols: usize, encoding: Encoding, seed: 
         Encoding::Dense(_) => {}
     }
     let matrix = Matrix::new(rows, cols, encoding, &codes, &scales, &biases).expect("consistent");
-    Weight::from_parts(matrix).expect("memory")
+    Weight::from_parts(matrix, &crate::HostStore).expect("memory")
 }
 
 /// The value of one weight in f64, straight from the format's definition.

@@ -63,7 +63,7 @@ pub(super) fn gate_up_in_task(
             // SAFETY: the buffer is this thread's and has room for [count, width].
             unsafe {
                 dot::multiply_rows(isa, &w, range.clone(), x, rows, target);
-                add_bias(isa, bias, range.clone(), &mut buffers.bias, &outputs, target);
+                finish(isa, w.factor, bias, range.clone(), &mut buffers.bias, &outputs, target);
             }
         }
         for (i, &slot) in job.slots.iter().enumerate() {
@@ -101,38 +101,50 @@ pub(super) unsafe fn down_in_task(
     let target = out.shifted(range.start);
     // SAFETY: the caller's promise.
     unsafe { dot::multiply_rows(isa, &expert.down, range.clone(), x, rows, target) };
-    let bias = expert.biases[2];
-    if bias.is_some() {
+    let (bias, factor) = (expert.biases[2], expert.down.factor);
+    if bias.is_some() || factor != 1.0 {
         BUFFERS.with_borrow_mut(|buffers| {
             // SAFETY: the caller's promise.
-            unsafe { add_bias(isa, bias, range, &mut buffers.bias, rows.outputs, target) };
+            unsafe { finish(isa, factor, bias, range, &mut buffers.bias, rows.outputs, target) };
         });
     }
 }
 
-/// Adds the values `range` of a bias to rows of a product, whose first column is that of the range.
+/// What follows rows of a product, whose first column is that of the range: the weight's factor, and the values `range` of
+/// a bias.
 ///
 /// # Safety
 /// As [`dot::multiply_rows`].
-unsafe fn add_bias(
+unsafe fn finish(
     isa: Isa,
+    factor: f32,
     bias: Option<Bias<'_>>,
     range: Range<usize>,
     values: &mut Vec<f32>,
     rows: &[u32],
     target: Target,
 ) {
-    let Some(bias) = bias else { return };
-    let size = bias.float.bytes();
+    if bias.is_none() && factor == 1.0 {
+        return;
+    }
+    values.clear();
     values.resize(range.len(), 0.0);
-    dense::floats(bias.float, &bias.bytes[range.start * size..range.end * size], values);
+    if let Some(bias) = bias {
+        let size = bias.float.bytes();
+        dense::floats(bias.float, &bias.bytes[range.start * size..range.end * size], values);
+    }
     for &row in rows {
         // SAFETY: the caller's promise.
         let out = unsafe {
             let start = target.start.add(row as usize * target.stride + target.column);
             std::slice::from_raw_parts_mut(start, values.len())
         };
-        activation::add_assign(isa, out, values);
+        if factor != 1.0 {
+            activation::scale_assign(isa, out, factor);
+        }
+        if bias.is_some() {
+            activation::add_assign(isa, out, values);
+        }
     }
 }
 
@@ -210,7 +222,7 @@ pub(super) fn whole_expert(
                     let x = &buffers.gathered[..count * cols];
                     dense::multiply_rows(isa, w, 0..width, x, outputs, target);
                 }
-                add_bias(isa, bias, 0..width, &mut buffers.bias, outputs, target);
+                finish(isa, w.factor, bias, 0..width, &mut buffers.bias, outputs, target);
             }
         }
         let size = count * width;
@@ -255,7 +267,8 @@ pub(super) fn whole_expert(
                 let x = &buffers.hidden[..size];
                 dense::multiply_rows(isa, &down, 0..down.rows, x, slots, out);
             }
-            add_bias(isa, biases[2], 0..down.rows, &mut buffers.bias, slots, out);
+            let (range, values) = (0..down.rows, &mut buffers.bias);
+            finish(isa, down.factor, biases[2], range, values, slots, out);
         }
     });
 }

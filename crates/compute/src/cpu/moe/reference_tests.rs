@@ -7,13 +7,12 @@
 use std::sync::Mutex;
 
 use half::bf16;
-use machine::pages::Pages;
 
 use super::super::activation::testing::{Random, assert_same_bits, isas};
 use super::super::dot::tests::{random_weight, value};
 use super::*;
-use crate::bank::{BiasWeight, ResidentBank, ResidentExpert};
-use crate::{Take, Tally, Weight};
+use crate::bank::{BiasPlace, ExpertPlace, ResidentBank, ResidentExpert};
+use crate::{HostStore, Matrix, MatrixPlace, Store, Take, Tally, Weight, weight_memory};
 use format::{Encoding, Float};
 
 /// Where there are tiles, as wide as their rows are at least; the shared expert's hidden rows are narrower.
@@ -55,12 +54,20 @@ struct Case {
     encodings: [Encoding; 2],
     /// As gpt-oss has them: biases, and rows of gate and up that alternate.
     is_gpt_oss: bool,
+    /// What the matrices of an expert are multiplied with.
+    factors: [f32; 3],
     shared: Option<(Encoding, bool)>,
 }
 
 impl Case {
     fn new(activation: Activation, encoding: Encoding) -> Case {
-        Case { activation, encodings: [encoding; 2], is_gpt_oss: false, shared: None }
+        Case {
+            activation,
+            encodings: [encoding; 2],
+            is_gpt_oss: false,
+            factors: [1.0; 3],
+            shared: None,
+        }
     }
 
     /// With a shared expert, which has a gate or not.
@@ -83,16 +90,17 @@ struct Exact {
     biases: [Vec<f64>; 3],
 }
 
-fn rows_of(w: &Weight) -> Vec<Vec<f64>> {
-    let view = w.view();
-    (0..view.rows).map(|row| (0..view.cols).map(|col| value(&view, row, col)).collect()).collect()
+fn rows_of(w: Matrix<'_>) -> Vec<Vec<f64>> {
+    let value = |row, col| f64::from(w.factor) * value(&w, row, col);
+    (0..w.rows).map(|row| (0..w.cols).map(|col| value(row, col)).collect()).collect()
 }
 
 impl Exact {
     fn new(expert: &ResidentExpert, biases: [Vec<f64>; 3]) -> Exact {
-        let [mut gate, mut up, down] = expert.projections.each_ref().map(rows_of);
+        let Expert { gate, up, down, is_interleaved, .. } = expert.view();
+        let [mut gate, mut up, down] = [gate, up, down].map(rows_of);
         let [mut gate_bias, mut up_bias, down_bias] = biases;
-        if expert.is_interleaved {
+        if is_interleaved {
             // A gate, an up, a gate, …: the rows of both halves, one after another.
             let apart = |rows: Vec<Vec<f64>>, first: usize| -> Vec<Vec<f64>> {
                 rows.into_iter().skip(first).step_by(2).collect()
@@ -156,19 +164,20 @@ impl Layer {
                 random_weight(HIDDEN, width, second, seed()),
             ];
             let rows = projections.each_ref().map(Weight::rows);
-            let mut expert = ResidentExpert {
-                projections,
-                biases: [None, None, None],
-                is_interleaved: is_gpt_oss,
-            };
             let mut exact = rows.map(|rows| vec![0.0; rows]);
+            let mut biases = [const { None }; 3];
             if is_gpt_oss {
-                expert.biases = std::array::from_fn(|i| {
+                biases = std::array::from_fn(|i| {
                     let values: Vec<bf16> =
                         (0..rows[i]).map(|_| bf16::from_f32(random.normal())).collect();
                     exact[i] = values.iter().map(|value| value.to_f64()).collect();
-                    Some(bias(&values))
+                    Some(values)
                 });
+            }
+            let mut expert = together(&projections, &biases);
+            expert.place.is_interleaved = is_gpt_oss;
+            for (matrix, factor) in expert.place.projections.iter_mut().zip(case.factors) {
+                matrix.factor = factor;
             }
             let exact = Exact::new(&expert, exact);
             (expert, exact)
@@ -183,11 +192,25 @@ impl Layer {
     }
 }
 
-fn bias(values: &[bf16]) -> BiasWeight {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
-    let mut memory = Pages::new(bytes.len()).unwrap();
+/// An expert from its parts, one after another in one region.
+fn together(projections: &[Weight; 3], biases: &[Option<Vec<bf16>>; 3]) -> ResidentExpert {
+    let mut bytes = Vec::new();
+    let places = projections.each_ref().map(|weight| {
+        let view = weight.view();
+        let at = bytes.len();
+        bytes.extend([view.codes, view.scales, view.biases].concat());
+        MatrixPlace::packed(at, view.rows, view.cols, view.encoding)
+    });
+    let biases = biases.each_ref().map(|values| {
+        let start = bytes.len();
+        let values = values.as_ref()?;
+        bytes.extend(values.iter().flat_map(|value| value.to_bits().to_le_bytes()));
+        Some(BiasPlace { start, float: Float::Bf16 })
+    });
+    let mut memory = weight_memory(bytes.len()).unwrap();
     memory[..bytes.len()].copy_from_slice(&bytes);
-    BiasWeight::new(Arc::new(memory), 0, values.len(), Float::Bf16)
+    let place = ExpertPlace { projections: places, biases, is_interleaved: false };
+    ResidentExpert { region: HostStore.region(memory).unwrap(), place }
 }
 
 /// What a run is given.
@@ -267,7 +290,7 @@ fn run_op(
     let mut slots = vec![f32::NAN; inputs.rows * (K + 1) * HIDDEN];
     let mut out = vec![f32::NAN; inputs.rows * HIDDEN];
     let shared = layer.shared.as_ref().map(|(expert, _)| {
-        let [gate, up, down] = expert.projections.each_ref().map(Weight::view);
+        let Expert { gate, up, down, .. } = expert.view();
         let is_gated = case.shared.is_some_and(|(_, is_gated)| is_gated);
         Shared { expert: Expert::new(gate, up, down), gate: is_gated.then_some(&inputs.gates[..]) }
     });
@@ -442,6 +465,16 @@ fn a_down_projection_may_have_another_format() {
 fn biases_are_added_and_rows_that_alternate_are_told_apart() {
     for encoding in [Encoding::Mxfp4, BF16] {
         check(Case { is_gpt_oss: true, ..Case::new(CLAMPED, encoding) }, &ROWS);
+    }
+}
+
+#[test]
+fn factors_of_matrices_are_part_of_their_values() {
+    let factors = [0.7, 1.3, 0.3];
+    for encoding in [affine(4, 64, Float::Bf16), BF16] {
+        let case = Case { factors, ..Case::new(SWIGLU, encoding) };
+        check(case.shared(encoding, true), &ROWS);
+        check(Case { is_gpt_oss: true, factors, ..Case::new(CLAMPED, encoding) }, &[1, 70]);
     }
 }
 
