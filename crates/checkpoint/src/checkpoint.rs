@@ -2,7 +2,7 @@
 //!
 //! Opening reads config.json, the index and each file's header: under a millisecond for a few
 //! hundred tensors, 0.23 s for 90,000 in one file (2 cores of the test VM, release build).
-//! It keeps the files open and caches no weight; who wants bytes brings a buffer.
+//! It keeps the files open and caches no weight; callers bring the buffer.
 //! Invariant: a `Tensor` in here lies inside its file and overlaps no other.
 
 use std::collections::BTreeMap;
@@ -181,7 +181,7 @@ impl Checkpoint {
         self.files[file.0 as usize].source()
     }
 
-    /// The weight file as it was opened for its header; `None` for one that is not on a disk. Who opens the path
+    /// The weight file as it was opened for its header; `None` for one that is not on a disk. A caller that opens the path
     /// again can tell by it whether that is still the same file.
     ///
     /// # Panics

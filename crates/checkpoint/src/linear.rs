@@ -166,13 +166,13 @@ impl Checkpoint {
                     blocks.push(BLOCK_BYTES);
                     self.expect_shape(weight, &blocks)?;
                     if weight.dtype != Dtype::U8 {
-                        return Err(self.wrong_dtype(weight, "U8 blocks beside scales"));
+                        return Err(self.wrong_dtype(weight, "U8 blocks with scales"));
                     }
                     groups * BLOCK_BYTES / 4
                 } else {
                     self.expect_shape(weight, &rows(Some(last(weight))))?;
                     if weight.dtype != Dtype::U32 {
-                        return Err(self.wrong_dtype(weight, "U32 weights beside scales"));
+                        return Err(self.wrong_dtype(weight, "U32 weights with scales"));
                     }
                     last(weight)
                 };
@@ -209,7 +209,7 @@ impl Checkpoint {
             in_features,
             weight: weight.clone(),
             scales: scales.cloned(),
-            // Stray biases beside an unquantised weight mean nothing.
+            // Stray biases next to an unquantised weight mean nothing.
             biases: scales.and(biases).cloned(),
             bias: bias.cloned(),
         })

@@ -81,7 +81,7 @@ impl<W: Write> SafetensorsWriter<W> {
 }
 
 /// Everything before the data of a file with these tensors: the length, the JSON, and spaces so that the
-/// data begins at a multiple of `alignment`. For who writes the data without a [`SafetensorsWriter`].
+/// data begins at a multiple of `alignment`. For callers that write the data without a [`SafetensorsWriter`].
 pub fn header(
     tensors: &[Declaration],
     metadata: &BTreeMap<String, String>,

@@ -161,14 +161,18 @@ impl AttentionShape {
         self.heads / self.kv_heads
     }
 
+    /// Dimensions of a head in each plane of the layer's pages: keys, then values unless they are in the keys.
+    pub fn plane_widths(&self) -> impl Iterator<Item = usize> {
+        let values = (!self.values_in_keys).then_some(self.v_dim);
+        std::iter::once(self.k_dim).chain(values)
+    }
+
     /// What a page of the layer holds.
     pub fn pages(&self, format: KvFormat) -> PageShape {
-        let plane = |width, order| Plane { heads: self.kv_heads, width, order, format };
-        let mut planes = vec![plane(self.k_dim, PlaneOrder::Columns)];
-        if !self.values_in_keys {
-            planes.push(plane(self.v_dim, PlaneOrder::Panels));
-        }
-        PageShape::new(planes)
+        let orders = [PlaneOrder::Columns, PlaneOrder::Panels];
+        let planes = self.plane_widths().zip(orders);
+        let plane = |(width, order)| Plane { heads: self.kv_heads, width, order, format };
+        PageShape::new(planes.map(plane).collect())
     }
 }
 

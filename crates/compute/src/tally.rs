@@ -1,7 +1,7 @@
 //! Which experts are used and read, counted while they are watched.
 //!
-//! Every bank has one. Who computes counts uses, a bank that reads counts reads, and who looks takes the
-//! counts away. While they are not watched it costs one look at a flag for each layer of a step; its memory is
+//! Every bank has one. The backend counts uses, a bank that reads counts reads, and an observer takes the
+//! counts. While they are not watched it costs one look at a flag for each layer of a step; its memory is
 //! taken when the bank is made. It says nothing of when, and results never depend on it.
 //!
 //! How many experts several rows want together is counted always: the price of a draft depends on it.
@@ -170,7 +170,7 @@ mod tests {
         }
         let union = |rows, visits, experts| Union { rows, visits, experts };
         assert_eq!(tally.unions(), [union(1, 1, 2), union(3, 2, 9), union(64, 1, 8)]);
-        // They are sums, not taken by who looks.
+        // They are sums, not taken by an observer.
         assert_eq!(tally.unions().len(), 3);
     }
 }

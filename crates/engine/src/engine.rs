@@ -1,7 +1,7 @@
 //! Requests in, tokens out: [`Engine::step`].
 //!
-//! All requests that decode advance by a token a step, or by several where drafted tokens turn out right; beside
-//! them prompts advance by chunks. Requests share one pool of pages with the prefix cache; a request that must give its
+//! All requests that decode advance by a token a step, or by several where drafted tokens turn out right; alongside
+//! prompts advance by chunks. Requests share one pool of pages with the prefix cache; a request that must give its
 //! sequence back for another is read again later. What else is in a step never changes a request's tokens: rows are
 //! computed alike in any batch, and the random draw of a token depends on the request's seed and the token's number
 //! alone.
@@ -53,7 +53,7 @@ impl Engine {
         self.pool.rest_drafter(rests);
     }
 
-    /// Gives the answers to the source that is told them, for benchmarks.
+    /// Gives the answers to the source that knows them, for benchmarks.
     pub fn tell_oracle(&mut self, oracle: Oracle) {
         if let Some((drafter, _)) = self.pool.drafter_mut() {
             drafter.tell_oracle(oracle);
@@ -185,7 +185,7 @@ impl Engine {
         let mut outcomes = self.forward_and_sample(&batch)?;
         let forward_seconds = started.elapsed().as_secs_f64();
         let ended = self.commit(&batch, &mut outcomes, Seconds { forward_seconds, draft_seconds });
-        events.extend(told(outcomes));
+        events.extend(events_of(outcomes));
         events.extend(ended);
         Ok(events)
     }
@@ -226,7 +226,7 @@ impl Engine {
         let Engine { queue: Queue { active, .. }, pool, .. } = self;
         let Some((drafter, runner)) = pool.awake_drafter() else { return 0.0 };
         if !is_decoding {
-            // Beside a prompt passes are long anyway, and nothing is learned from them.
+            // With a prompt passes are long anyway, and nothing is learned from them.
             drafter.wake(runner);
             return 0.0;
         }
@@ -358,7 +358,7 @@ impl Engine {
         drafter.observe_rows(runner, &mut rows.collect::<Vec<_>>());
     }
 
-    /// Settles what the step did: usage, checkpoints, what is learned from it, and requests that end. What is told of
+    /// Settles what the step did: usage, checkpoints, what is learned from it, and requests that end. The events of
     /// those.
     fn commit(&mut self, batch: &Batch, outcomes: &mut [Outcome], seconds: Seconds) -> Vec<Event> {
         self.count(batch, seconds);
@@ -441,8 +441,8 @@ struct Seconds {
     draft_seconds: f64,
 }
 
-/// What is told of requests that go on: how far prompts came, then tokens.
-fn told(outcomes: Vec<Outcome>) -> Vec<Event> {
+/// Events of requests that go on: how far prompts came, then tokens.
+fn events_of(outcomes: Vec<Outcome>) -> Vec<Event> {
     let read = outcomes.iter().filter_map(|outcome| {
         let (done, total, cached) = outcome.read?;
         Some(Event::Prefill { id: outcome.id, done, total, cached })

@@ -5,7 +5,7 @@
 //! between. Besides, lists of a class share staging slots, which experts pass through unkept.
 //!
 //! The bank asks it for a schedule of a whole visit at once: hits first, then each miss with the slot it
-//! takes, and the earlier step that must have let go of that slot where a visit wants more experts than
+//! takes, and the earlier step that must have left that slot where a visit wants more experts than
 //! there are slots. So what happens depends on the order of visits alone, never on which read lands
 //! first, and the simulator, which runs this same code, counts what the live bank counts.
 //!
@@ -55,7 +55,7 @@ pub struct Step {
     pub staged: bool,
     /// An earlier step of the same visit that uses the slot first.
     pub after: Option<u32>,
-    /// Who wants it.
+    /// Which rows want it.
     pub trial: Trial,
 }
 

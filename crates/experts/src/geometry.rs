@@ -3,7 +3,7 @@
 //! Experts of one size share slots of one size; a model of mixed precision has a few sizes, and the
 //! budget is split between them by the bytes of their experts. A slot is a whole number of 4 KiB blocks:
 //! the largest footprint of its class, since a range that straddles a block costs one more. The layers of
-//! a class share its slots alike, each its own; a few beside them, for staging, serve all layers.
+//! a class share its slots alike, each its own; a few in addition, for staging, serve all layers.
 
 use std::collections::BTreeMap;
 

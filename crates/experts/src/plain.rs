@@ -147,7 +147,7 @@ impl PlainReader {
                 }
             })
         };
-        // As the bank reads now, which is not as it was told where io_uring has failed.
+        // As the bank reads now, which is not as it was asked where io_uring has failed.
         let method = Method { queue: bank.reader.queue(), ..bank.options().method };
         let reader = Reader::start_or_by_threads(Arc::clone(&bank.device), method, done)?;
         Ok(PlainReader { reader, landing })

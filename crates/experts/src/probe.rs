@@ -25,7 +25,7 @@ pub type Sample = (FileIndex, u64, usize);
 pub const DEPTHS: [usize; 4] = [4, 8, 16, 32];
 
 /// The factor by which each depth must win over 32. The trial runs on idle cores and never stops; in a run reads come by
-/// the expert, nine for each, and the thread that refills a short queue must first be woken beside cores that compute. A bench
+/// the expert, nine for each, and the thread that refills a short queue must first be woken while cores compute. A bench
 /// that chose 8 read at 0.63 of the plain rate, six that were given 16 at 0.75 on average, and six with 32 at 0.85 (tuned
 /// routing, 2-core Xeon, 2026-11-16).
 const DEPTH_FACTORS: [f64; 4] = [1.5, 1.3, 1.15, 1.0];
@@ -125,7 +125,7 @@ pub fn choose(
         if let Some(device) = &direct {
             course.try_direct(device)?;
         }
-        // Beside direct reads one buffered trial is enough, if there is time for it: it would have to win by far.
+        // In addition to direct reads one buffered trial is enough, if there is time for it: it would have to win by far.
         if direct.is_none() || (turn == 0 && Instant::now() < deadline) {
             let depths = match decide(&course.tried) {
                 Some(best) if direct.is_some() => &[course.tried[best].method.depth][..],

@@ -57,7 +57,7 @@ pub struct Read {
     pub label: [u32; 2],
 }
 
-// SAFETY: the pointer is an address to write to. Who calls `Reader::submit` promises that the memory
+// SAFETY: the pointer is an address to write to. The caller of `Reader::submit` promises that the memory
 // behind it may be written from any thread until the read is done.
 unsafe impl Send for Read {}
 
@@ -70,7 +70,7 @@ pub enum Priority {
     Ahead,
 }
 
-/// Who carries the reads out.
+/// What carries the reads out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Queue {
@@ -85,13 +85,13 @@ pub enum Queue {
 /// A queue and how many reads it keeps under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Method {
-    /// Who carries the reads out.
+    /// What carries the reads out.
     pub queue: Queue,
     /// The most reads under way at once; at least one.
     pub depth: usize,
 }
 
-/// Told of each read that is done, by its ticket, from a thread of the reader.
+/// Receives each read that is done, by its ticket, from a thread of the reader.
 ///
 /// It must not wait for other reads, and it must not drop the reader.
 pub type Done = dyn Fn(u64, Result<()>) + Send + Sync;
@@ -252,7 +252,7 @@ struct Core {
     device: Arc<dyn Device>,
     done: Arc<Done>,
     state: Mutex<State>,
-    /// Told when a read waits that no thread has seen, and at the end.
+    /// Notified when a read waits that no thread has seen, and at the end.
     ready: Condvar,
 }
 

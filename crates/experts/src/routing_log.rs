@@ -53,7 +53,7 @@ pub struct LoggedVisit {
     pub rows: usize,
     /// The experts wanted, the most used first.
     pub wanted: Vec<u32>,
-    /// Who wants each of them, if drafted rows alone want some; else empty.
+    /// Which rows want each of them, if drafted rows alone want some; else empty.
     pub trials: Vec<Trial>,
     /// Which drafted rows of this visit and of those before it, up to the last verdict, were right; if it
     /// was said before the next visit.
@@ -80,7 +80,7 @@ impl RoutingLog {
         Ok(RoutingLog { path: path.to_owned(), file, line: String::new(), failed: None })
     }
 
-    /// Adds a visit. A disk that is full is told at the end, not in the middle of an answer.
+    /// Adds a visit. A full disk is reported at the end, not in the middle of an answer.
     pub fn visit(&mut self, layer: usize, rows: usize, wanted: &[u32], trials: &[Trial]) {
         if self.failed.is_some() {
             return;
@@ -202,7 +202,7 @@ fn parse(header: &Header, line: &str) -> std::result::Result<LoggedVisit, String
     Ok(LoggedVisit { layer, rows, wanted, trials, settled: None })
 }
 
-/// An expert of a visit for so many rows, and who wants it.
+/// An expert of a visit for so many rows, and which rows want it.
 fn parse_expert(word: &str, rows: usize) -> std::result::Result<(u32, Trial), String> {
     let Some((id, trial)) = word.split_once(':') else {
         return Ok((parse_number(word)?, Trial::default()));

@@ -1,6 +1,6 @@
 //! Hit rates of cache sizes and policies over a recorded routing, without the model.
 //!
-//! The policy under test is the live one, the same code; beside it are two that are not built in, for
+//! The policy under test is the live one, the same code; in addition there are two that are not built in, for
 //! comparison: one list of slots for all layers, and Belady's, which knows the future and which no policy
 //! beats.
 

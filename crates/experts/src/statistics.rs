@@ -29,7 +29,7 @@ impl Statistics {
     }
 }
 
-/// Depths of drafted rows that are told apart; deeper ones count with the deepest.
+/// Depths of drafted rows that are counted apart; deeper ones count with the deepest.
 const DEPTHS: usize = 17;
 
 /// What was wanted and missed since it was last asked for.

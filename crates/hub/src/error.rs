@@ -135,7 +135,7 @@ impl Error {
                 if alias::find(alias).is_some() {
                     lines.push(format!("`{alias}` stands for {repository}"));
                 }
-                // A bare word is not a repository that anyone could download.
+                // A bare word is not a repository to download.
                 if repository.contains('/') {
                     let download = download_command(repository, revision.as_deref());
                     lines.push(format!(

@@ -2,7 +2,7 @@
 //!
 //! Three gates: CPUID and XCR0 must name the tiles, the kernel must grant their state (`arch_prctl`), and a
 //! multiplication in a child process must come out right, because some virtual machines advertise AMX and
-//! then fault on it. A tile configuration belongs to a thread and to the kernel that uses it: who multiplies configures.
+//! then fault on it. A tile configuration belongs to a thread and to the kernel that uses it: the multiplying thread configures.
 //! Invariant: nothing in the calling process executes a tile instruction before the child has survived one.
 
 use std::sync::OnceLock;
@@ -150,7 +150,7 @@ mod tiles {
     /// buffers, no stack, no allocator and no lock that another thread may have held during the fork.
     /// All signals are blocked meanwhile, so no handler of the program runs in the child; a fault on a
     /// blocked signal kills it, which is the answer we want to see. Memory is copied, not shared: when a
-    /// process dumps core, Linux before 5.16 kills everyone who shares its memory.
+    /// process dumps core, Linux before 5.16 kills every process that shares its memory.
     fn child_agrees(
         config: &TileConfig,
         a: &Tile<u8, 1024>,

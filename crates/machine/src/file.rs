@@ -3,7 +3,7 @@
 //! A name may lead to a pipe, a device or a file that grows, directly or by links. Only a regular file is
 //! opened, which the open handle itself confirms, and what is read whole is counted as it comes: the length
 //! that the system tells is a hint for the buffer. Only a name that leads nowhere counts as absent; every
-//! other failure is told.
+//! other failure is reported.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -67,7 +67,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Refusal> {
     Ok(Some(bytes))
 }
 
-/// Opening a pipe waits for its writer, unless it is told not to.
+/// Opening a pipe waits for its writer, unless asked not to.
 #[cfg(unix)]
 fn open_at_once(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -114,7 +114,7 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
         check(&link, 10, "NotAFile");
-        // A regular file whose length is told as zero.
+        // A regular file whose length is reported as zero.
         check(Path::new("/proc/self/maps"), 10, "TooLarge");
         let status = std::fs::read("/proc/self/limits").unwrap().len();
         check(Path::new("/proc/self/limits"), 1 << 20, &format!("{status} bytes"));

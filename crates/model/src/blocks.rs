@@ -444,7 +444,7 @@ pub(crate) fn moe(
         choice_bias: None,
         activation: m.activation,
         expert_scale: None,
-        beside: None,
+        parallel_dense: None,
         shared: m.shared.map(shared).transpose()?,
     }))
 }

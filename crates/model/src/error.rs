@@ -51,7 +51,7 @@ pub enum Error {
     },
     /// A draft head that was to answer alone.
     #[error(
-        "this is a DFlash draft, which only guesses for the model it was made for: give it with --dflash beside that model"
+        "this is a DFlash draft, which only guesses for the model it was made for: give it with --dflash together with that model"
     )]
     DraftAlone,
     /// A draft of a kind that is not known.

@@ -28,8 +28,8 @@ pub use head::{
 pub use load::{Caching, Progress, resident_bank};
 pub use pass::Pass;
 pub use spec::{
-    AttentionSpec, BesideSpec, DecoderSpec, DeltaSpec, DenseSpec, FeedForwardSpec, KeyValueSpec,
-    LayerSpec, LinearSpec, MixerSpec, MoeSpec, OutputNorms, PerLayerInputSpec, PerLayerSpec,
-    SharedSpec, VectorSpec,
+    AttentionSpec, DecoderSpec, DeltaSpec, DenseSpec, FeedForwardSpec, KeyValueSpec, LayerSpec,
+    LinearSpec, MixerSpec, MoeSpec, OutputNorms, ParallelDenseSpec, PerLayerInputSpec,
+    PerLayerSpec, SharedSpec, VectorSpec,
 };
 pub use tensors::Tensors;

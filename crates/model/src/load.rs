@@ -12,7 +12,7 @@ use format::Encoding;
 use crate::Result;
 use crate::spec::{DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, VectorSpec};
 
-/// Is told how many of how many bytes are loaded.
+/// Receives how many of how many bytes are loaded.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Reads weights into a backend's memory and counts bytes.

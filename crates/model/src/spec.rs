@@ -239,13 +239,13 @@ pub struct MoeSpec {
     pub expert_scale: Option<VectorSpec>,
     /// An expert every token uses.
     pub shared: Option<SharedSpec>,
-    /// A dense layer beside the experts.
-    pub beside: Option<BesideSpec>,
+    /// A dense layer parallel to the experts.
+    pub parallel_dense: Option<ParallelDenseSpec>,
 }
 
-/// A dense layer beside routed experts. Each side has norms of its own, and the router reads the stream itself.
+/// A dense layer parallel to routed experts. Each side has norms of its own, and the router reads the stream itself.
 #[derive(Clone, Debug)]
-pub struct BesideSpec {
+pub struct ParallelDenseSpec {
     /// Reads what the layer's norm gives.
     pub dense: DenseSpec,
     /// Of the dense layer's output.
@@ -440,7 +440,7 @@ impl LayerSpec {
             FeedForwardSpec::Dense(dense) => all.extend(dense.linears()),
             FeedForwardSpec::Moe(moe) => {
                 all.push(&moe.router);
-                all.extend(moe.beside.iter().flat_map(|beside| beside.dense.linears()));
+                all.extend(moe.parallel_dense.iter().flat_map(|parallel| parallel.dense.linears()));
                 if let Some(shared) = &moe.shared {
                     all.extend([&shared.gate, &shared.up, &shared.down]);
                     all.extend(&shared.router);
@@ -466,9 +466,14 @@ impl LayerSpec {
         if let FeedForwardSpec::Moe(moe) = &self.feed_forward {
             all.extend(&moe.expert_scale);
             all.extend(&moe.choice_bias);
-            all.extend(moe.beside.iter().flat_map(|beside| {
-                let BesideSpec { dense_norm, router_norm, expert_input_norm, expert_norm, .. } =
-                    beside;
+            all.extend(moe.parallel_dense.iter().flat_map(|parallel| {
+                let ParallelDenseSpec {
+                    dense_norm,
+                    router_norm,
+                    expert_input_norm,
+                    expert_norm,
+                    ..
+                } = parallel;
                 [dense_norm, router_norm, expert_input_norm, expert_norm]
             }));
         }
@@ -499,9 +504,10 @@ impl LayerSpec {
             FeedForwardSpec::Moe(moe) => {
                 let own = moe.router.rows() + 1 + (moe.experts_per_token() + 1) * hidden;
                 // The dense layer with its output, the router's input and the experts'.
-                let beside =
-                    |beside: &BesideSpec| own + beside.dense.activation_floats() + 3 * hidden;
-                moe.beside.as_ref().map_or(own, beside)
+                let parallel = |parallel: &ParallelDenseSpec| {
+                    own + parallel.dense.activation_floats() + 3 * hidden
+                };
+                moe.parallel_dense.as_ref().map_or(own, parallel)
             }
             FeedForwardSpec::Dense(dense) => dense.activation_floats(),
         };

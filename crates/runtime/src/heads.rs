@@ -4,13 +4,11 @@
 //! keep the last token's features, and later ask [`Runner::head_draft`] for what may come next. Nothing here decides
 //! whether a draft pays. Invariant: drafts change speed, never text, so what cannot be drafted is simply not drafted.
 
-use checkpoint::Checkpoint;
-use compute::{Features, Step, Store, Tensor};
-use model::{Anchor, Batch, Caching, Head, HeadSegment, Output, Progress};
+use compute::Features;
+use model::{Anchor, Head, HeadSegment};
 use state::Sequence;
 
 use crate::runner::{Runner, logit_rows};
-use crate::{Options, Result};
 
 /// The last tokens of a sequence, which its head has not seen.
 #[derive(Debug)]
@@ -109,7 +107,7 @@ impl Runner {
         self.head_draft_by(drafts, |_, logits| likeliest(logits))
     }
 
-    /// The same with tokens that `choose` takes, told which draft a row of logits is of, and what it says of them.
+    /// The same with tokens that `choose` takes, by the draft that a row of logits is of, with what it says of them.
     pub fn head_draft_by(
         &mut self,
         drafts: &mut [HeadDraft<'_>],
@@ -252,46 +250,4 @@ fn likeliest(logits: &[f32]) -> (u32, f32) {
     }
     let sum: f32 = logits.iter().map(|&logit| (logit - logits[best]).exp()).sum();
     (best as u32, 1.0 / sum)
-}
-
-/// Loads the head that the options ask for.
-pub(crate) fn load(
-    checkpoint: &Checkpoint,
-    options: &Options,
-    store: &dyn Store,
-    caching: Caching,
-    progress: Progress<'_>,
-) -> Result<Option<Head>> {
-    let Some(head) = &options.head else { return Ok(None) };
-    let checkpoint = head.checkpoint.as_deref().unwrap_or(checkpoint);
-    Ok(Some(Head::load(checkpoint, &head.spec, store, caching, progress)?))
-}
-
-/// The batch, asking for what the head needs.
-pub(crate) fn asking(head: &Head, batch: &Batch) -> Batch {
-    let mut batch = batch.clone();
-    head.spec().features().ask(&mut batch);
-    batch
-}
-
-/// Features of each segment's rows, kept beyond the step.
-pub(crate) fn features(
-    head: &Head,
-    batch: &Batch,
-    output: &Output,
-    step: &mut dyn Step,
-) -> Vec<Features> {
-    let needed = head.spec().features();
-    // Taps come in the order of layers, features in that of the head.
-    let place = |layer: &usize| {
-        let before: std::collections::BTreeSet<usize> =
-            needed.taps.iter().copied().filter(|tap| tap < layer).collect();
-        output.taps[before.len()]
-    };
-    let parts: Vec<Tensor> = match output.hidden {
-        Some(hidden) if needed.hidden => vec![hidden],
-        _ => needed.taps.iter().map(place).collect(),
-    };
-    let rows = batch.segments.iter().map(|segment| segment.row..segment.row + segment.count);
-    step.retain(&parts, &rows.collect::<Vec<_>>())
 }

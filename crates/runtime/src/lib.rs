@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod features;
 mod heads;
 mod options;
 mod pass;

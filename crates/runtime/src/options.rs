@@ -27,7 +27,7 @@ pub struct Options {
     /// Positions over all of them and the prefix cache, at least one sequence's; all sequences at their
     /// longest if `None`.
     pub pool_tokens: Option<usize>,
-    /// Recurrent states beside those of the live sequences, for the prefix cache.
+    /// Recurrent states in addition to those of the live sequences, for the prefix cache.
     pub checkpoints: usize,
     /// How keys and values are kept.
     pub kv: KvFormat,

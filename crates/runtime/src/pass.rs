@@ -5,7 +5,7 @@ use std::ops::Range;
 use compute::{Features, RowFailure, RowLogits};
 use model::{Decoder, Head, Pass, Segment};
 
-use crate::heads;
+use crate::features;
 
 /// How the rows of logits that a batch asks for are read.
 pub enum Reader<'a> {
@@ -36,7 +36,8 @@ pub(crate) fn run(
     }
     let output = decoder.forward(&mut pass);
     let step = pass.step;
-    let features = head.map_or_else(Vec::new, |head| heads::features(head, batch, &output, step));
+    let features =
+        head.map_or_else(Vec::new, |head| features::of_segments(head, batch, &output, step));
     let fence = step.submit();
     let failures = step.failures(&fence);
     if let Some(logits) = output.logits {

@@ -30,7 +30,7 @@ const GRAMMAR_BYTES_PER_TOKEN: u64 = 600;
 const REQUESTS: &str = "requests";
 
 /// What a server needs at least for what requests hold (bodies, parsed values, rendered prompts, grammars): a
-/// conversation that fills the context has to pass, and small ones beside it. More than that where it is there.
+/// conversation that fills the context has to pass, and small ones in addition. More than that where it is there.
 const LEAST_REQUEST_BYTES: u64 = 20 << 20;
 const USUAL_REQUEST_BYTES: u64 = 32 << 20;
 const REQUEST_BYTES_PER_TOKEN: u64 = 1 << 10;
@@ -96,7 +96,7 @@ pub struct PlanRequest {
     pub connection_bytes: u64,
     /// Positions over all sequences and the prefix cache, at least one sequence's.
     pub pool_tokens: Option<usize>,
-    /// States of the prefix cache beside those of the sequences.
+    /// States of the prefix cache in addition to those of the sequences.
     pub checkpoints: Option<usize>,
     /// Rows of a prefill step.
     pub chunk: Option<usize>,
@@ -170,7 +170,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What the model takes beside a program that is there already.
+    /// What the model takes in addition to a program that is there already.
     pub fn model_bytes(&self) -> u64 {
         let rows =
             self.rows.iter().filter(|row| ![PROGRAM, REQUESTS, CONNECTIONS].contains(&row.name));
@@ -209,7 +209,7 @@ impl Plan {
         let planner = Planner::new(spec, request, budget_bytes)?;
         let longest = spec.context.max(1);
         let asked = request.context.map(|context| context.clamp(1, longest));
-        // The longest context that fits beside everything in memory.
+        // The longest context that fits together with everything in memory.
         let mut context = asked.unwrap_or(longest.min(DEFAULT_CONTEXT));
         if planner.may_be_resident() {
             loop {
@@ -249,7 +249,7 @@ impl<'a> Planner<'a> {
         self.geometry.is_some() && self.request.streaming != Streaming::Never
     }
 
-    /// Whether all experts may be in memory. Who says how many slots there are wants slots.
+    /// Whether all experts may be in memory. A given number of slots forces slots.
     fn may_be_resident(&self) -> bool {
         let sized =
             self.request.expert_cache_bytes.is_some() || self.request.expert_slots.is_some();

@@ -10,7 +10,7 @@ use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Pass, Progress, 
 use state::{Capacity, Layout, Memory, Sequence};
 
 use crate::pass::{self, Reader};
-use crate::{Error, Options, Result, heads, streaming};
+use crate::{Error, Options, Result, features, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
 pub const LOGIT_ROWS: usize = 64;
@@ -121,11 +121,11 @@ impl Runner {
                     .map_or(Bank::None, Bank::Resident)
             }
         };
-        let head = heads::load(checkpoint, options, store, caching, &|done, _| {
+        let head = features::load_head(checkpoint, options, store, caching, &|done, _| {
             progress(weights + done, all);
         })?;
         let memory = Memory::new(&layout(&spec, options)?, &capacity(options), store)?;
-        let (options, tape, features) = (options.clone(), store.tape(), Vec::new());
+        let (options, tape) = (options.clone(), store.tape());
         Ok(Runner {
             spec,
             decoder,
@@ -136,7 +136,7 @@ impl Runner {
             options,
             head,
             head_rests: false,
-            features,
+            features: Vec::new(),
         })
     }
 
@@ -233,7 +233,7 @@ impl Runner {
     ) -> Vec<SequenceFailure> {
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let head = self.head.as_ref().filter(|_| !self.head_rests);
-        let asking = head.map(|head| heads::asking(head, batch));
+        let asking = head.map(|head| features::asking(head, batch));
         let batch = asking.as_ref().unwrap_or(batch);
         let pass = Pass {
             step: &mut *self.backend.begin(),
@@ -295,7 +295,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Feeds tokens to a sequence chunk by chunk; `row` is told the logits that are wanted.
+    /// Feeds tokens to a sequence chunk by chunk; `row` receives the logits that are wanted.
     pub fn feed(
         &mut self,
         sequence: &mut Sequence,

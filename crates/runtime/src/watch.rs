@@ -1,4 +1,4 @@
-//! What can be seen of a model's experts from outside: counts, latencies, and who is used, read and kept.
+//! What can be seen of a model's experts from outside: counts, latencies, and which experts are used, read and kept.
 //!
 //! It only looks. Counts are there at all times; which expert does what is counted only between
 //! [`Runner::watch_experts`] calls, so that a model that is not watched pays nothing. Layers are numbered among

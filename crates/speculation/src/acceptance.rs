@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 
 use super::SourceKind;
 
-/// Positions told apart; later ones share the last.
+/// Positions that are distinguished; later ones share the last.
 pub(super) const POSITIONS: usize = 16;
-/// Confidence buckets told apart; higher numbers share the last.
+/// Confidence buckets that are distinguished; higher numbers share the last.
 pub(super) const BUCKETS: usize = 8;
 
 /// Forgetting of a cell, of a bucket over all positions, and of the drafted confidences. Slow: a quick

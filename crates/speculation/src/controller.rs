@@ -201,7 +201,7 @@ impl Controller {
         }
     }
 
-    /// A round begins. [`Controller::plan`] does this; it is for who drafts without asking.
+    /// A round begins. [`Controller::plan`] does this; it is for callers that draft without planning.
     pub(crate) fn begin(&mut self, sequences: usize) {
         self.settle();
         self.round = Round { sequences, ..Round::default() };

@@ -144,7 +144,7 @@ impl Drafter {
             // With a fixed number of drafts it is never quiet.
             self.quiet += usize::from(self.fixed.is_none());
             self.nap = if self.quiet > QUIET { NAP + 1 } else { 0 };
-            // Nor is a head told what the model thinks, until the next prompt.
+            // Nor does a head receive what the model thinks, until the next prompt.
             target.rest_head(self.quiet > QUIET);
             return;
         }
@@ -237,7 +237,7 @@ impl Drafter {
         asked.filter_map(|source| source.offer(id, tokens, most)).collect()
     }
 
-    /// What a pass without rows of prompts took. Others are not told, but what they read is forgotten.
+    /// What a pass without rows of prompts took. Others are not reported, but what they read is forgotten.
     pub fn observe_pass(&mut self, target: &Runner, batch: &Batch, seconds: f64) {
         let missed = target.streamed().map(StreamedBank::take_missed).unwrap_or_default();
         let prefills = batch.segments.iter().any(|segment| segment.kind == SegmentKind::Prefill);

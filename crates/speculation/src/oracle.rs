@@ -1,4 +1,4 @@
-//! A source for benchmarks and tests: it was told the answers, and is wrong as often as it is asked to be.
+//! A source for benchmarks and tests: it knows the answers, and is wrong as often as it is asked to be.
 //!
 //! Whether it is wrong at a position, and which token it says then, depends on the seed and the position alone.
 

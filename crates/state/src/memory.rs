@@ -1,4 +1,4 @@
-//! The memory of all sequences: one arena for each shape of layer, and who may write what.
+//! The memory of all sequences: one arena for each shape of layer, and which sequence may write what.
 //!
 //! [`Memory::prepare`] is the only place where pages and slots are taken; what has to be copied then, the next operation on
 //! the arena copies first. A forward pass after it only writes what the sequence owns. Sequences live outside, so that a step can borrow an arena mutably together with

@@ -65,7 +65,7 @@ impl PrefixCache {
         PrefixCache { limits, is_rewindable, entries: Vec::new(), token_count: 0, clock: 0 }
     }
 
-    /// Keeps a sequence and the tokens it holds, and lets go of what is past the limits: perhaps the same one.
+    /// Keeps a sequence and the tokens it holds, and drops what is past the limits: perhaps the same one.
     ///
     /// # Panics
     /// If they are not as many as the sequence has positions.
@@ -127,7 +127,7 @@ impl PrefixCache {
         candidates.max_by_key(|&(index, len)| (len, self.entries[index].used))
     }
 
-    /// Lets go of the entry that is worth least: the one least recently used, turns counting as used a little later.
+    /// Drops the entry that is worth least: the one least recently used, turns counting as used a little later.
     /// Whether there was one.
     pub fn evict(&mut self) -> bool {
         let ranks = self.entries.iter().enumerate().map(|(index, entry)| (entry.rank(), index));
@@ -137,7 +137,7 @@ impl PrefixCache {
         true
     }
 
-    /// Lets go of everything.
+    /// Drops everything.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.token_count = 0;

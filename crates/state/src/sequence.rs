@@ -243,8 +243,8 @@ impl Pages {
         new + usize::from(self.shared_tail(len).is_some())
     }
 
-    /// Pages that will be held at once, beside those that are, until positions `len..end` are written `step` at a
-    /// time: a sliding layer lets go of old ones on the way.
+    /// Pages that will be held at once, in addition to those that are, until positions `len..end` are written `step` at a
+    /// time: a sliding layer releases old ones on the way.
     pub(crate) fn growth(&self, len: usize, end: usize, step: usize) -> usize {
         let new = self.missing(len, end);
         let window = |window| window_pages(window).saturating_add(step.div_ceil(BLOCK));

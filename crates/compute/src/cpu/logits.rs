@@ -1,4 +1,4 @@
-//! Passes over the logits of a whole vocabulary, for who draws tokens from them.
+//! Passes over the logits of a whole vocabulary, for the sampler.
 //!
 //! Exponentials are of additions and multiplications alone and sums are in f64 in one fixed order: the same bits on every
 //! platform and instruction set. Those of whole vocabularies are f32, sixteen to a vector: a mass is known to about one part in

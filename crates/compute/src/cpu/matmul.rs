@@ -121,7 +121,7 @@ impl<T> Clone for SharedMut<T> {
 
 impl<T> Copy for SharedMut<T> {}
 
-// SAFETY: who may touch which element is the contract of `at`'s callers.
+// SAFETY: which thread may touch which element is the contract of `at`'s callers.
 unsafe impl<T> Send for SharedMut<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for SharedMut<T> {}
@@ -241,7 +241,7 @@ pub(crate) fn multiply(
     }
 }
 
-/// Each thread quantises rows of its own and multiplies them, without waiting for others; who is done helps with what is left.
+/// Each thread quantises rows of its own and multiplies them, without waiting for others; a thread that is done helps with what is left.
 fn multiply_shares(
     isa: Isa,
     pool: &mut Pool,

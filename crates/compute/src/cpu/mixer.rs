@@ -1,4 +1,4 @@
-//! Drives attention and the gated delta rule over the runs of a batch: who does which rows and heads.
+//! Drives attention and the gated delta rule over the runs of a batch: which thread computes which rows and heads.
 
 use std::cell::RefCell;
 
@@ -35,6 +35,8 @@ pub(crate) fn store(
     arenas: &[&PageMemory],
     runs: &[KvRun<'_>],
 ) {
+    let kept = |run: &KvRun<'_>| arenas[run.pages.arena].plane_count();
+    assert!(runs.iter().all(|run| kept(run) == planes.len()), "a tensor for each plane");
     let write = |run: &KvRun<'_>, i: usize| {
         let (row, position) = (run.row + i, run.position + i);
         let Some(page) = run.pages.page(position / BLOCK) else { return };

@@ -64,7 +64,7 @@ pub(crate) struct Scratch {
     wanted: Vec<u32>,
     /// By row of the step: 0 if it is certain, else how deep it was drafted; empty if none was.
     pub(crate) depths: Vec<u8>,
-    /// By wanted expert: who wants it, if rows were drafted.
+    /// By wanted expert: which rows want it, if rows were drafted.
     trials: Vec<Trial>,
     /// Rows that failed in an earlier layer; empty if none did.
     lost: Vec<bool>,
@@ -77,7 +77,7 @@ impl Scratch {
         &self.pairs[self.starts[id] as usize..self.starts[id + 1] as usize]
     }
 
-    /// Who wants an expert, where rows were drafted.
+    /// Which rows want an expert, where rows were drafted.
     fn trial_of(&self, id: u32, k: usize) -> Trial {
         let mut trial = Trial { rows: 0, depth: u8::MAX };
         for &pair in self.pairs_of(id) {

@@ -133,7 +133,7 @@ impl Pool {
             return;
         }
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: no worker is busy here (the previous region waited for all of them), so nobody
+        // SAFETY: no worker is busy here (the previous region waited for all of them), so no thread
         // reads `job`. The lifetime is erased; the pointer is not used after this function returns.
         unsafe {
             *shared.job.get() = Some((

@@ -34,7 +34,7 @@ const MAGIC: f32 = 12_582_912.0;
 /// What the kernels which will read activations want of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forms {
-    /// [`Activations::values`]: quantising leaves them anyway, but who copies rows may leave them out.
+    /// [`Activations::values`]: quantising leaves them anyway, but a caller that copies rows may leave them out.
     pub(crate) values: bool,
     /// [`Activations::planes`]
     pub(crate) natural: bool,
@@ -209,7 +209,7 @@ pub(crate) struct Writer<'a> {
     owner: PhantomData<&'a mut Activations>,
 }
 
-// SAFETY: plain addresses; `fill` says who may write what.
+// SAFETY: plain addresses; `fill` says which thread may write what.
 unsafe impl Send for Writer<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Writer<'_> {}

@@ -15,7 +15,7 @@ pub struct Rope {
     attention_factor: f32,
 }
 
-/// What `rope_type: yarn` needs beside theta; names as in config.json.
+/// What `rope_type: yarn` needs in addition to theta; names as in config.json.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
     /// How many times the context was extended.

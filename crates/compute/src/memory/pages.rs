@@ -210,6 +210,11 @@ impl PageMemory {
         Ok(PageMemory { shape, starts, page_bytes, page_count, isa, base, memory })
     }
 
+    /// Planes of a page.
+    pub(crate) fn plane_count(&self) -> usize {
+        self.starts.len()
+    }
+
     /// What a page holds.
     #[cfg(test)]
     pub(crate) fn shape(&self) -> &PageShape {

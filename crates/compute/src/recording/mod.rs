@@ -22,7 +22,7 @@ use crate::{CpuBackend, CpuStep, Result, Tape};
 use step::RecordingStep;
 
 /// An operation that waits for the next submit.
-type Operation = Box<dyn FnOnce(&mut CpuStep<'_>)>;
+type Operation = Box<dyn FnOnce(&mut CpuStep<'_>) + Send>;
 
 /// A backend that computes when it is told to.
 pub struct RecordingBackend {

@@ -20,7 +20,7 @@ pub(crate) struct RecordingStep<'a> {
 }
 
 impl RecordingStep<'_> {
-    fn queue(&mut self, operation: impl FnOnce(&mut CpuStep<'_>) + 'static) {
+    fn queue(&mut self, operation: impl FnOnce(&mut CpuStep<'_>) + Send + 'static) {
         let operation: Operation = Box::new(operation);
         self.backend.queue.push(operation);
     }
@@ -34,7 +34,7 @@ impl RecordingStep<'_> {
         &mut self,
         rows: usize,
         cols: usize,
-        operation: impl FnOnce(&mut CpuStep<'_>) -> Tensor + 'static,
+        operation: impl FnOnce(&mut CpuStep<'_>) -> Tensor + Send + 'static,
     ) -> Tensor {
         let out = self.new_tensor(rows, cols);
         self.queue(move |step| assert_eq!(operation(step), out, "a tensor that lies elsewhere"));

@@ -132,7 +132,7 @@ impl Faulty {
         self
     }
 
-    /// Lets go of the reads that stall, now and later.
+    /// Releases the reads that stall, now and later.
     pub fn release(&self) {
         self.state().released = true;
         self.changed.notify_all();
@@ -196,7 +196,7 @@ impl Device for Faulty {
         };
         match fault {
             Fault::Short if out.len() > ALIGNMENT => {
-                // A block at least, so that whoever goes on from the last whole block gets further.
+                // A block at least, so that a caller that continues from the last whole block gets further.
                 let most = (out.len() - ALIGNMENT) as u64;
                 let len = ALIGNMENT + (draw % most) as usize;
                 self.device.read(file, offset, &mut out[..len])

@@ -88,7 +88,7 @@ impl Original {
         let failed = |source| examine(path, source);
         let now = Identity::of(file).map_err(failed)?;
         let changed = || Err(Error::Changed { path: path.to_owned() });
-        // Held while the bytes are compared: others who see the new time wait for the answer.
+        // Held while the bytes are compared: other threads that see the new time wait for the answer.
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         if now == times.same {
             return Ok(());

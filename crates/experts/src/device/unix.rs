@@ -29,7 +29,7 @@ pub(super) fn open_direct(_path: &Path) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Opens for reads through the cache. Linux is told that they are scattered: read-ahead would bring
+/// Opens for reads through the cache. Linux receives the advice that they are scattered: read-ahead would bring
 /// pages that were not asked for and that [`forget`] would not know of.
 pub(super) fn open_buffered(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;

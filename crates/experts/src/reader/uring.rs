@@ -1,13 +1,13 @@
 //! The queue of Linux: reads are handed to the kernel through io_uring.
 //!
-//! Who submits a read hands it over itself, so it begins without a thread being woken. One thread, the
+//! The submitting thread hands a read over itself, so it begins without a thread being woken. One thread, the
 //! reaper, collects what is done, hands over what waits, and tells.
 //!
 //! Whatever fails about the ring ends its use, once and for all: reads that the kernel has not taken go back to
 //! the backlog, those that it has taken end in the ring, and threads carry out everything else. The reaper
 //! makes that change; others only mark the ring as failed and wake it.
 //!
-//! Invariant: a read is told, or begun by a thread, only when the kernel is done with its memory or never had it.
+//! Invariant: a read is reported, or begun by a thread, only when the kernel is done with its memory or never had it.
 
 mod reaper;
 mod ring;
@@ -164,8 +164,8 @@ impl Shared {
         // Noted first, so that a lane whose entry finds no place is put back like the others.
         state.entries.untaken.push_back(lane);
         // SAFETY: `state` is borrowed from behind the lock of the one reader that this ring belongs to, so no other
-        // thread touches the submission queue. The memory of a read is its own until it is told or its reader is
-        // dropped (`Reader::submit`). It is told only when its entry has completed or was never taken, and a
+        // thread touches the submission queue. The memory of a read is its own until it is reported or its reader is
+        // dropped (`Reader::submit`). It is reported only when its entry has completed or was never taken, and a
         // reader's drop waits for the reaper, which ends when no taken entry is left. The files live in
         // `core.device` and the pipe in `self`, both as long as the ring.
         unsafe { self.ring.push(entry) }

@@ -16,7 +16,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     let kv_heads = config.usize("num_key_value_heads").unwrap_or(4);
     let head_dim = config.usize("head_dim").unwrap_or(256);
     check_heads(heads, kv_heads, head_dim)?;
-    // transformers 5 has a table for each kind of layer; before, the local base stood beside the global one.
+    // transformers 5 has a table for each kind of layer; before, the local base stood next to the global one.
     let local = config.f64("rope_local_base_freq").unwrap_or(10_000.0);
     let sliding = match rope_of_kind(config, SLIDING, head_dim, local)? {
         Some(rope) => rope,

@@ -1,6 +1,6 @@
 //! Gemma 4: sliding and global layers with heads of different sizes; on global layers keys may serve as values.
 //!
-//! The 26B-A4B has routed experts beside a dense layer; the 31B is dense. In the E models the last layers read the
+//! The 26B-A4B has routed experts parallel to a dense layer; the 31B is dense. In the E models the last layers read the
 //! keys and values of earlier ones, and every layer gets a row of a second embedding table for each token.
 
 use compute::{AttentionShape, RouterShape};
@@ -9,7 +9,8 @@ use crate::blocks::gemma::{FULL, Kinds, SLIDING, activation, embed_scale, layer,
 use crate::blocks::{Attention, Frame, Values, attention, check_heads, decoder, gated};
 use crate::rope::rope_of_kind;
 use crate::spec::{
-    BesideSpec, FeedForwardSpec, MixerSpec, MoeSpec, PerLayerInputSpec, PerLayerSpec, VectorSpec,
+    FeedForwardSpec, MixerSpec, MoeSpec, ParallelDenseSpec, PerLayerInputSpec, PerLayerSpec,
+    VectorSpec,
 };
 use crate::{DecoderSpec, Error, Result, Tensors};
 
@@ -128,7 +129,7 @@ fn check_shared(
     })
 }
 
-/// A dense layer, and experts beside it where the model has such.
+/// A dense layer, and experts parallel to it where the model has such.
 fn feed_forward(
     tensors: &Tensors<'_>,
     path: &str,
@@ -163,7 +164,7 @@ fn feed_forward(
         activation,
         expert_scale: Some(scale),
         shared: None,
-        beside: Some(BesideSpec {
+        parallel_dense: Some(ParallelDenseSpec {
             dense,
             dense_norm: norm("post_feedforward_layernorm_1")?,
             router_norm: VectorSpec { times: (f.hidden as f32).sqrt().recip(), ..router_norm },

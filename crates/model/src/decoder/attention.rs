@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use compute::{AttentionShape, Linear, Norm, Rope, Step, Tensor, Vector};
+use compute::{AttentionShape, Features, Linear, Norm, Rope, Step, Tensor, Vector};
 
 use crate::Result;
 use crate::batch::Batch;
@@ -72,41 +72,46 @@ impl Attention {
 
     /// Norms and rotates what the projections gave, and appends it to the pages.
     fn append(&self, pass: &mut Pass<'_>, kv: &KeyValue, projected: &[Tensor], layer: usize) {
-        let (k, v) = self.keys_and_values(pass.step, kv, projected, pass.batch);
+        let planes = self.planes(pass.step, kv, projected, pass.batch);
         let (step, arenas, runs) = pass.pages(layer);
-        step.store(&[k, v], arenas, &runs);
+        step.store(&planes, arenas, &runs);
     }
 
-    fn keys_and_values(
+    /// A tensor for each plane of the layer's pages.
+    fn planes(
         &self,
         step: &mut dyn Step,
         kv: &KeyValue,
         projected: &[Tensor],
         batch: &Batch,
-    ) -> (Tensor, Tensor) {
+    ) -> Vec<Tensor> {
         let k = projected[0];
         let k_dim = self.shape.k_dim;
-        let v = match projected.get(1) {
-            Some(&v) => v,
-            // A copy, before the keys are normed and rotated.
-            None => step.columns(k, 0, k_dim, k_dim),
-        };
-        if let Some(v_norm) = &kv.v_norm {
-            step.head_norm(v, v_norm);
+        let mut planes = vec![k];
+        if !self.shape.values_in_keys {
+            let v = match projected.get(1) {
+                Some(&v) => v,
+                // A copy, before the keys are normed and rotated.
+                None => step.columns(k, 0, k_dim, k_dim),
+            };
+            if let Some(v_norm) = &kv.v_norm {
+                step.head_norm(v, v_norm);
+            }
+            planes.push(v);
         }
         if let Some(k_norm) = &kv.k_norm {
             step.head_norm(k, k_norm);
         }
         step.rope(k, k_dim, &self.rope, &batch.positions);
-        (k, v)
+        planes
     }
 
     /// Keys and values that say nothing: every score is zero, and so is what it adds.
     pub(crate) fn store_nothing(&self, pass: &mut Pass<'_>, layer: usize) {
         let rows = pass.batch.positions.len();
-        let AttentionShape { kv_heads, k_dim, v_dim, .. } = self.shape;
-        let mut zeros = |width: usize| pass.step.upload(&vec![0.0; rows * width], width);
-        let planes = [zeros(kv_heads * k_dim), zeros(kv_heads * v_dim)];
+        let AttentionShape { kv_heads, .. } = self.shape;
+        let zeros = |width: usize| pass.step.bring(&Features::zeros(rows, kv_heads * width));
+        let planes: Vec<Tensor> = self.shape.plane_widths().map(zeros).collect();
         let (step, arenas, runs) = pass.pages(layer);
         step.store(&planes, arenas, &runs);
     }

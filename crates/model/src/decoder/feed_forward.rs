@@ -7,7 +7,7 @@ use compute::{
 use crate::Result;
 use crate::load::Loader;
 use crate::pass::Pass;
-use crate::spec::{BesideSpec, DenseSpec, FeedForwardSpec, MoeSpec};
+use crate::spec::{DenseSpec, FeedForwardSpec, MoeSpec, ParallelDenseSpec};
 
 /// Rows that a guess of a layer's routing is made from.
 const GUESSED_ROWS: usize = 64;
@@ -34,7 +34,7 @@ pub(crate) struct Moe {
     activation: Activation,
     expert_scale: Option<Vector>,
     shared: Option<Shared>,
-    beside: Option<Beside>,
+    parallel_dense: Option<ParallelDense>,
 }
 
 #[derive(Debug)]
@@ -45,9 +45,9 @@ struct Shared {
     router: Option<Linear>,
 }
 
-/// A dense layer beside the experts.
+/// A dense layer parallel to the experts.
 #[derive(Debug)]
-struct Beside {
+struct ParallelDense {
     dense: Dense,
     dense_norm: Norm,
     router_norm: Norm,
@@ -69,16 +69,16 @@ impl FeedForward {
             FeedForward::Dense(dense) => dense.forward(step, x),
             FeedForward::Moe(moe) => {
                 let bank = pass.bank.expect("a model with experts is given a bank");
-                match &moe.beside {
+                match &moe.parallel_dense {
                     None => moe.forward(step, x, x, layer, bank),
-                    Some(beside) => {
+                    Some(parallel) => {
                         // Both sides normed by themselves, and their sum.
-                        let sum = beside.dense.forward(step, x);
-                        step.head_norm(sum, &beside.dense_norm);
-                        let routed = step.norm(h, &beside.router_norm);
-                        let x = step.norm(h, &beside.expert_input_norm);
+                        let sum = parallel.dense.forward(step, x);
+                        step.head_norm(sum, &parallel.dense_norm);
+                        let routed = step.norm(h, &parallel.router_norm);
+                        let x = step.norm(h, &parallel.expert_input_norm);
                         let y = moe.forward(step, routed, x, layer, bank);
-                        step.head_norm(y, &beside.expert_norm);
+                        step.head_norm(y, &parallel.expert_norm);
                         step.add(sum, y);
                         sum
                     }
@@ -155,7 +155,7 @@ impl Moe {
         let stride = h.rows().div_ceil(GUESSED_ROWS);
         let rows: Vec<usize> = (0..h.rows()).step_by(stride).collect();
         let some = if stride > 1 { step.select(h, &rows) } else { h };
-        let norm = self.beside.as_ref().map_or(norm, |beside| &beside.router_norm);
+        let norm = self.parallel_dense.as_ref().map_or(norm, |parallel| &parallel.router_norm);
         let x = step.norm(some, norm);
         let logits = step.matmul(x, &[&self.router]).remove(0);
         let routing = step.route(logits, &self.routing, self.choice_bias.as_ref(), None);
@@ -164,8 +164,8 @@ impl Moe {
     }
 
     fn load(loader: &Loader<'_>, spec: &MoeSpec) -> Result<Moe> {
-        let beside = |spec: &BesideSpec| -> Result<Beside> {
-            Ok(Beside {
+        let parallel = |spec: &ParallelDenseSpec| -> Result<ParallelDense> {
+            Ok(ParallelDense {
                 dense: Dense::load(loader, &spec.dense)?,
                 dense_norm: loader.norm(&spec.dense_norm)?,
                 router_norm: loader.norm(&spec.router_norm)?,
@@ -188,7 +188,7 @@ impl Moe {
                 }),
                 None => None,
             },
-            beside: spec.beside.as_ref().map(beside).transpose()?,
+            parallel_dense: spec.parallel_dense.as_ref().map(parallel).transpose()?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What a draft head is made of, as data, and what it costs beside its target.
+//! What a draft head is made of, as data, and what it costs in addition to its target.
 
 use compute::memory::KvFormat;
 use state::{LayerKind, Layout};

@@ -216,7 +216,7 @@ pub(crate) struct Target {
     pub(crate) column: usize,
 }
 
-// SAFETY: a plain address; who may write where is the contract of the functions that take it.
+// SAFETY: a plain address; which thread may write where is the contract of the functions that take it.
 unsafe impl Send for Target {}
 // SAFETY: as above.
 unsafe impl Sync for Target {}

@@ -22,7 +22,7 @@ pub(super) struct Reaper {
     shared: Arc<Shared>,
     /// By lane.
     progress: Vec<Progress>,
-    /// Reads that are done and not told.
+    /// Reads that are done and not reported.
     finished: Vec<(Read, Result<()>)>,
     /// The lane whose completion is looked at.
     handled: Option<usize>,
