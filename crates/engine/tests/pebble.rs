@@ -1,6 +1,6 @@
 //! Pebble, the built-in model, on its evaluation set: whole answers by greedy decoding, exactly.
 //!
-//! Ordinarily ten items of each task, at least 97 % right; with `MILLSTREAM_LONG_TESTS` set, all of
+//! Ordinarily four items of each task, at least 97 % right; with `MILLSTREAM_LONG_TESTS` set, all of
 //! them, each task within a point of what transformers reaches with the same 4-bit weights.
 
 use std::collections::BTreeMap;
@@ -55,7 +55,7 @@ fn pebble_answers_its_evaluation_set() {
     let path = root().join("testdata/pebble/eval.json");
     let evaluation: Value =
         serde_json::from_slice(&std::fs::read(path).expect("eval.json")).expect("JSON");
-    let items = items(&evaluation, if long { usize::MAX } else { 10 });
+    let items = items(&evaluation, if long { usize::MAX } else { 4 });
     let checkpoint = Checkpoint::open(&root().join("models/pebble")).expect("pebble");
     let text = engine::open_text(&checkpoint).expect("text");
     let options = Options { context: 4096, sequences: 16, ..Options::default() };

@@ -230,7 +230,7 @@ fn is_long() -> bool {
 
 #[test]
 fn pebble_answers_the_same_with_every_source() {
-    let requests = pebble_requests(if is_long() { 200 } else { 20 });
+    let requests = pebble_requests(if is_long() { 200 } else { 12 });
     let requests: Vec<Request> = requests.into_iter().map(|item| item.1).collect();
     let plain = answers(&mut Engine::new(runner(PEBBLE, &options())), &requests, 4);
     let plain = tokens_of(&plain);

@@ -5,9 +5,8 @@
 //! kernels load from any address. Ranges that touch or share blocks are one region: a repacked expert
 //! is a single one.
 
-use checkpoint::{ExpertLayout, FileIndex, Projection, Span};
+use checkpoint::{ExpertLayout, FileIndex, LinearSlice, Projection, Span};
 use compute::{BiasPlace, ExpertPlace, MatrixPlace};
-use format::Encoding;
 
 use crate::device::ALIGNMENT;
 
@@ -19,8 +18,6 @@ const PIECE_BYTES: usize = 1 << 20;
 pub struct LayerExperts {
     /// Where they lie.
     pub layout: ExpertLayout,
-    /// Gate, up and down: output features, input features, encoding.
-    pub shapes: [(usize, usize, Encoding); 3],
     /// Experts each token uses.
     pub experts_per_token: usize,
 }
@@ -51,13 +48,11 @@ impl Record {
     pub(crate) fn new(layer: &LayerExperts, expert: usize) -> Record {
         // Every range with the projection and the part it is.
         let mut spans: Vec<(Span, usize, usize)> = Vec::with_capacity(12);
-        let mut bias_types = [None; 3];
-        for projection in Projection::ALL {
-            let slice = layer.layout.slice(expert, projection);
-            bias_types[projection as usize] = slice.bias_float;
+        let slices = Projection::ALL.map(|projection| layer.layout.slice(expert, projection));
+        for (projection, slice) in slices.iter().enumerate() {
             let parts = [Some(slice.weight), slice.scales, slice.biases, slice.bias];
             let tagged = parts.into_iter().enumerate();
-            spans.extend(tagged.filter_map(|(i, span)| Some((span?, projection as usize, i))));
+            spans.extend(tagged.filter_map(|(i, span)| Some((span?, projection, i))));
         }
         spans.sort_unstable_by_key(|(span, ..)| (span.file.0, span.offset));
         let mut regions: Vec<Region> = Vec::with_capacity(spans.len());
@@ -89,12 +84,12 @@ impl Record {
             starts[projection][part] = region.slot_offset + (span.offset - region.offset) as usize;
         }
         let projection = |index: usize| {
-            let (rows, cols, encoding) = layer.shapes[index];
+            let LinearSlice { out_features: rows, in_features: cols, encoding, .. } = slices[index];
             let [codes, scales, biases, _] = starts[index];
             MatrixPlace { rows, cols, encoding, factor: 1.0, codes, scales, biases }
         };
         let bias = |index: usize| {
-            let (start, float) = (starts[index][3], bias_types[index]?);
+            let (start, float) = (starts[index][3], slices[index].bias_float?);
             Some(BiasPlace { start, float })
         };
         let place = ExpertPlace {

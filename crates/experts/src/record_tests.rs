@@ -10,15 +10,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::{Access, Device, Files};
 
-use format::{Dtype, Float};
+use format::Dtype;
 
 fn layer(checkpoint: &Checkpoint, prefix: &str, sizes: [usize; 3]) -> LayerExperts {
     let [experts, hidden, intermediate] = sizes;
     let layout = ExpertLayout::find(checkpoint, prefix, experts, hidden, intermediate).unwrap();
-    let encoding = Encoding::Dense(Float::F32);
-    let inner = (intermediate, hidden, encoding);
-    let shapes = [inner, inner, (hidden, intermediate, encoding)];
-    LayerExperts { layout, shapes, experts_per_token: 2 }
+    LayerExperts { layout, experts_per_token: 2 }
 }
 
 /// What holds of any record: its regions are in order, aligned and side by side in the slot, its pieces

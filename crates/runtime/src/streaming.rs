@@ -43,7 +43,6 @@ pub(crate) fn layers(spec: &DecoderSpec) -> Vec<Option<LayerExperts>> {
     for (index, moe) in spec.moe_layers() {
         layers[index] = Some(LayerExperts {
             layout: moe.experts.clone(),
-            shapes: moe.shapes(spec.hidden),
             experts_per_token: moe.experts_per_token(),
         });
     }

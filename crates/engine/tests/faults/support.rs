@@ -181,7 +181,6 @@ impl Model {
         for (layer, moe) in self.spec.moe_layers() {
             let layer_experts = LayerExperts {
                 layout: moe.experts.clone(),
-                shapes: moe.shapes(self.spec.hidden),
                 experts_per_token: moe.experts_per_token(),
             };
             for id in 0..moe.experts.experts() {

@@ -11,7 +11,7 @@ use compute::{Expert, ExpertBank, HostStore, Trial, Turn, Visit};
 use experts::device::{ALIGNMENT, Access, Device, Fault, Files, Rule};
 use experts::reader::{Method, Queue};
 use experts::{BankOptions, ClassSlots, LayerExperts, Slots, StreamedBank};
-use format::{Dtype, Encoding, Float};
+use format::Dtype;
 
 pub(crate) const LAYERS: usize = 2;
 pub(crate) const EXPERTS: usize = 24;
@@ -92,10 +92,7 @@ impl Model {
         let layer = |index: usize| {
             let prefix = index.to_string();
             let layout = ExpertLayout::find(&checkpoint, &prefix, EXPERTS, COLUMNS, ROWS).unwrap();
-            let encoding = Encoding::Dense(Float::Bf16);
-            let inner = (ROWS, COLUMNS, encoding);
-            let shapes = [inner, inner, (COLUMNS, ROWS, encoding)];
-            Some(LayerExperts { layout, shapes, experts_per_token: 3 })
+            Some(LayerExperts { layout, experts_per_token: 3 })
         };
         // The last layer has no experts.
         let layers = (0..LAYERS).map(layer).chain([None]).collect();
