@@ -1,6 +1,6 @@
 //! The memory that sequences keep between steps, and its layout: KV pages and recurrent slots.
 //!
-//! Both arenas have a capacity fixed at construction; [`PageMemory`] and [`SlotMemory`] are what the CPU keeps in them.
+//! Both arenas have a capacity fixed at construction; `PageMemory` and `SlotMemory` are what the CPU keeps in them.
 //! Which page or slot belongs to which sequence, and how many share it, is decided elsewhere (crate `state`): here is
 //! only where the bytes are. Invariant: a page holds [`BLOCK`] consecutive positions, starting at a
 //! multiple of [`BLOCK`], of all planes of one layer.
