@@ -4,6 +4,7 @@
 //! docs/reference are made from them. Every long option has a `MILLSTREAM_…` variable of the same
 //! name; a test holds that. The file of settings is laid under them in `settings.rs`.
 
+mod engine;
 mod generation;
 mod measure;
 mod repack;
@@ -15,10 +16,11 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use compute::memory::KvFormat;
-use runtime::Streaming;
 
 use crate::size::Size;
+#[cfg(test)]
+pub(crate) use engine::Kv;
+pub(crate) use engine::{EngineArgs, ExpertCacheArgs, StreamExperts};
 pub(crate) use generation::{RunArgs, SamplingArgs};
 pub(crate) use measure::{
     BenchArgs, LogitsArgs, MeasuringArgs, PerplexityArgs, RecordArgs, SlotsArgs, SynthArgs,
@@ -68,25 +70,6 @@ pub(crate) struct GlobalArgs {
           value_parser = at_least_one)]
     pub(crate) context: Option<usize>,
 
-    /// Whether experts are read from the disk when they are wanted
-    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t = StreamExperts::Auto,
-          env = "MILLSTREAM_STREAM_EXPERTS")]
-    pub(crate) stream_experts: StreamExperts,
-
-    /// Memory for experts that are read from the disk; by default what is left of --memory
-    #[arg(long, global = true, value_name = "SIZE", env = "MILLSTREAM_EXPERT_CACHE",
-          value_parser = some_memory)]
-    pub(crate) expert_cache: Option<Size>,
-
-    /// Experts each token uses in a layer, if fewer than the model asks for; changes what it says
-    #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_EXPERTS_PER_TOKEN",
-          value_parser = at_least_one)]
-    pub(crate) experts_per_token: Option<usize>,
-
-    /// How keys and values are kept
-    #[arg(long, global = true, value_enum, default_value_t = Kv::F16, env = "MILLSTREAM_KV")]
-    pub(crate) kv: Kv,
-
     /// Threads that compute; by default one a core
     #[arg(long, global = true, value_name = "COUNT", env = "MILLSTREAM_THREADS",
           value_parser = at_least_one)]
@@ -110,10 +93,6 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
-
-    /// What may draft.
-    #[command(flatten)]
-    pub(crate) speculation: SpeculationArgs,
 }
 
 /// What to do.
@@ -157,6 +136,33 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// The options of loading a model that this command has and was given.
+    pub(crate) fn engine(&self) -> EngineArgs {
+        match self {
+            Command::Run(args) => args.engine.clone(),
+            Command::Serve(args) => args.engine.clone(),
+            Command::Plan(args) => args.engine.clone(),
+            Command::Bench(args) => args.engine.clone(),
+            Command::Logits(args) => args.engine.clone(),
+            Command::Perplexity(args) => args.engine.clone(),
+            Command::Simulate(args) => {
+                EngineArgs { cache: args.cache.clone(), ..EngineArgs::default() }
+            }
+            _ => EngineArgs::default(),
+        }
+    }
+
+    /// The options of speculation that this command has and was given.
+    pub(crate) fn speculation(&self) -> SpeculationArgs {
+        match self {
+            Command::Run(args) => args.speculation.clone(),
+            Command::Serve(args) => args.speculation.clone(),
+            Command::Plan(args) => args.speculation.clone(),
+            Command::Bench(args) => args.speculation.clone(),
+            _ => SpeculationArgs::default(),
+        }
+    }
+
     /// The options of measuring that this command has and was given.
     pub(crate) fn measuring(&self) -> MeasuringArgs {
         let slots = |slots: &SlotsArgs| MeasuringArgs { slots: *slots, ..MeasuringArgs::default() };
@@ -186,6 +192,12 @@ pub(crate) struct PlanArgs {
     /// How many experts are kept.
     #[command(flatten)]
     pub(crate) slots: SlotsArgs,
+    /// How the model is loaded.
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// What may draft.
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
 }
 
 /// `millstream show`.
@@ -242,7 +254,13 @@ pub(crate) struct ConfigShowArgs {
     /// Settings of an answer are settings too.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
-    /// And so are those of a server.
+    /// So is how a model is loaded,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// what may draft,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+    /// and how it is served.
     #[command(flatten)]
     pub(crate) service: ServiceArgs,
 }
@@ -267,45 +285,6 @@ pub(crate) struct ReferenceArgs {
     /// Folder for the pages
     #[arg(long, value_name = "DIR", env = "MILLSTREAM_OUT", value_hint = clap::ValueHint::DirPath)]
     pub(crate) out: PathBuf,
-}
-
-/// Whether experts are read from the disk when they are wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StreamExperts {
-    /// If they do not fit into the memory.
-    Auto,
-    /// Even if they would fit.
-    Always,
-    /// Never: a model that does not fit is refused.
-    Never,
-}
-
-impl From<StreamExperts> for Streaming {
-    fn from(when: StreamExperts) -> Streaming {
-        match when {
-            StreamExperts::Auto => Streaming::Auto,
-            StreamExperts::Always => Streaming::Always,
-            StreamExperts::Never => Streaming::Never,
-        }
-    }
-}
-
-/// How keys and values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kv {
-    /// Two bytes a value.
-    F16,
-    /// Four bytes a value, for comparisons with other engines.
-    F32,
-}
-
-impl From<Kv> for KvFormat {
-    fn from(kv: Kv) -> KvFormat {
-        match kv {
-            Kv::F16 => KvFormat::F16,
-            Kv::F32 => KvFormat::F32,
-        }
-    }
 }
 
 /// How much is said on standard error.

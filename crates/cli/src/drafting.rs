@@ -39,7 +39,7 @@ impl Invocation {
     /// Plans a model together with the draft that the options ask for, unless the draft cannot pay.
     pub(crate) fn plan_pair(&self, model: &OpenModel, request: &PlanRequest) -> Result<Pair> {
         let alone = self.plan_by(model, request)?;
-        let asked = &self.global.speculation;
+        let asked = &self.speculation;
         if asked.speculation == When::Off {
             return Ok(Pair { plan: alone, draft: None });
         }
@@ -81,7 +81,7 @@ impl Invocation {
         pair: Pair,
         mut speculation: Speculation,
     ) -> Result<Engine> {
-        let asked = &self.global.speculation;
+        let asked = &self.speculation;
         let runner = self.load_planned(model, pair.plan)?;
         if asked.speculation == When::Off {
             return Ok(Engine::new(runner));

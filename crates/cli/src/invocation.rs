@@ -1,4 +1,4 @@
-//! One run of the program: the options every command has, and the way from a name to a loaded model.
+//! One run of the program: its options, and the way from a name to a loaded model.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use machine::memory::Memory;
 use model::DecoderSpec;
 use runtime::{Options, Plan, PlanRequest, Runner, StreamPlan};
 
-use crate::args::{GlobalArgs, MeasuringArgs, StreamExperts};
+use crate::args::{EngineArgs, GlobalArgs, MeasuringArgs, SpeculationArgs, StreamExperts};
 use crate::builtin::Builtin;
 use crate::commands::repack;
 use crate::console::{Console, Tone, say};
@@ -27,6 +27,10 @@ const CONVERSATION_CHECKPOINTS: usize = 2;
 pub(crate) struct Invocation {
     /// Options of every command.
     pub(crate) global: GlobalArgs,
+    /// Options of the commands that load a model.
+    pub(crate) engine: EngineArgs,
+    /// What may draft.
+    pub(crate) speculation: SpeculationArgs,
     /// Options of the commands that measure.
     pub(crate) measuring: MeasuringArgs,
     /// Where to talk.
@@ -110,21 +114,21 @@ impl Invocation {
 
     /// Options that say something about experts and change nothing for this model.
     fn vain_options(&self, spec: &DecoderSpec) -> Vec<String> {
-        let global = &self.global;
+        let engine = &self.engine;
         let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token()).max();
         let Some(asked) = asked else {
             let options = [
-                ("--stream-experts always", global.stream_experts == StreamExperts::Always),
-                ("--expert-cache", global.expert_cache.is_some()),
+                ("--stream-experts always", engine.stream_experts == StreamExperts::Always),
+                ("--expert-cache", engine.cache.expert_cache.is_some()),
                 ("--expert-slots", self.measuring.slots.expert_slots.is_some()),
-                ("--experts-per-token", global.experts_per_token.is_some()),
+                ("--experts-per-token", engine.experts_per_token.is_some()),
             ];
             let given = options.iter().filter(|(_, is_given)| *is_given);
             return given
                 .map(|(option, _)| format!("there are no experts: {option} changes nothing"))
                 .collect();
         };
-        let more = global.experts_per_token.filter(|&used| used > asked);
+        let more = engine.experts_per_token.filter(|&used| used > asked);
         let line = |used| {
             format!(
                 "each token uses {asked} experts of a layer: --experts-per-token {used} changes nothing"
@@ -160,7 +164,7 @@ impl Invocation {
     ) -> Result<OpenModel> {
         let mut spec = model::arch::spec(&checkpoint).map_err(runtime::Error::from)?;
         let asked = spec.moe_layers().map(|(_, moe)| moe.experts_per_token()).max();
-        let fewer_experts = match (self.global.experts_per_token, asked) {
+        let fewer_experts = match (self.engine.experts_per_token, asked) {
             (Some(used), Some(asked)) if used < asked => {
                 spec.limit_experts_per_token(used);
                 Some(FewerExperts { used, asked })
@@ -170,21 +174,21 @@ impl Invocation {
         Ok(OpenModel { name, folder, checkpoint, spec, fewer_experts })
     }
 
-    /// What the global options ask of a plan.
+    /// What the options ask of a plan.
     pub(crate) fn plan_request(&self) -> PlanRequest {
         PlanRequest {
             memory_bytes: self.global.memory.map(|size| size.0),
             context: self.global.context,
-            kv: Some(self.global.kv.into()),
+            kv: Some(self.engine.kv.into()),
             threads: self.global.threads,
-            streaming: self.global.stream_experts.into(),
-            expert_cache_bytes: self.global.expert_cache.map(|size| size.0),
+            streaming: self.engine.stream_experts.into(),
+            expert_cache_bytes: self.engine.cache.expert_cache.map(|size| size.0),
             expert_slots: self.measuring.slots.expert_slots,
             ..PlanRequest::default()
         }
     }
 
-    /// Plans a model and what drafts for it, by the global options.
+    /// Plans a model and what drafts for it, by the options.
     pub(crate) fn plan(&self, model: &OpenModel) -> Result<Pair> {
         self.warn_of_context(model);
         self.plan_pair(model, &self.plan_request())
@@ -238,7 +242,7 @@ impl Invocation {
         Ok(plan)
     }
 
-    /// Plans a model for a command that asks for more than the global options do.
+    /// Plans a model for a command that asks for more than the options do.
     pub(crate) fn plan_by(&self, model: &OpenModel, request: &PlanRequest) -> Result<Plan> {
         let mut plan = Plan::new(&model.spec, request)?;
         self.choose_kernels(&mut plan.options);
@@ -290,10 +294,10 @@ impl Invocation {
         let mut total_bytes = model.spec.resident_bytes();
         if let Some(streaming) = &plan.streaming {
             let choice = runtime::probe(&model.checkpoint, &model.spec)?;
-            let global = &self.global;
-            let asked = matches!(global.stream_experts, StreamExperts::Always)
+            let engine = &self.engine;
+            let asked = matches!(engine.stream_experts, StreamExperts::Always)
                 || self.measuring.slots.expert_slots.is_some()
-                || global.expert_cache.is_some();
+                || engine.cache.expert_cache.is_some();
             if let Some(place) = model.place() {
                 Measured::of(&self.environment).keep_disk(&place, choice.clone());
             }

@@ -47,8 +47,14 @@ fn main() -> ExitCode {
         let console = Console::new(cli.global.no_progress);
         log::start(cli.global.level(), console);
         let environment = hub::Environment::from_env();
-        let measuring = cli.command.measuring();
-        let invocation = Invocation { global: cli.global, measuring, console, environment };
+        let invocation = Invocation {
+            global: cli.global,
+            engine: cli.command.engine(),
+            speculation: cli.command.speculation(),
+            measuring: cli.command.measuring(),
+            console,
+            environment,
+        };
         dispatch(&cli.command, &invocation, &matches, &overlay)
     };
     run().unwrap_or_else(|error| report::failure(&error, console))

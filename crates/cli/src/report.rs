@@ -113,7 +113,12 @@ fn advise_on_unknown(error: &mut clap::Error) {
     }
     let owners = flag.strip_prefix("--").map_or_else(Vec::new, commands_with);
     if !owners.is_empty() {
-        let hint = format!("`{flag}` is an option of {}", owners.join(", "));
+        // Options of a command that stand before it.
+        let is_early = error
+            .get(ContextKind::Usage)
+            .is_some_and(|usage| usage.to_string().contains("<COMMAND>"));
+        let place = if is_early { " and comes after the command" } else { "" };
+        let hint = format!("`{flag}` is an option of {}{place}", owners.join(", "));
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
         return;

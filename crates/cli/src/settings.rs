@@ -14,7 +14,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args as _};
 use etcetera::BaseStrategy;
 use toml::de::{DeTable, DeValue};
 
-use crate::args::{GlobalArgs, SamplingArgs, ServiceArgs};
+use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, ServiceArgs, SpeculationArgs};
 use crate::report::Advised;
 
 /// Stands for a secret where settings are shown.
@@ -61,16 +61,8 @@ pub(crate) fn options() -> Vec<Arg> {
 /// The options that settings are made of, and their other halves.
 fn every_option() -> clap::Command {
     let command = GlobalArgs::augment_args(clap::Command::new("settings"));
+    let command = SpeculationArgs::augment_args(EngineArgs::augment_args(command));
     ServiceArgs::augment_args(SamplingArgs::augment_args(command))
-}
-
-/// The commands that take a setting which not every command has.
-fn commands_with(id: &clap::Id) -> [&'static str; 2] {
-    let answer = SamplingArgs::augment_args(clap::Command::new("answer"));
-    match answer.get_arguments().any(|arg| arg.get_id() == id) {
-        true => ["run", "config"],
-        false => ["serve", "config"],
-    }
 }
 
 impl SettingsFile {
@@ -226,24 +218,23 @@ pub(crate) fn first_line(error: &clap::Error) -> String {
     }
 }
 
-/// Lays values of the file under the options of a command line.
+/// Lays values of the file under the options of a command and of those below it.
 pub(crate) fn with_defaults(command: clap::Command, overlay: &Overlay) -> clap::Command {
-    let global = GlobalArgs::augment_args(clap::Command::new("global"));
-    let is_global = |id: &clap::Id| global.get_arguments().any(|arg| arg.get_id() == id);
-    overlay.iter().fold(command, |command, (key, (values, _))| {
-        let id = clap::Id::from(leak(&key.replace('-', "_")));
-        let values: Vec<&'static str> = values.iter().map(|value| leak(value)).collect();
-        let set = move |arg: Arg| arg.default_values(values.clone());
-        if is_global(&id) {
-            return command.mut_arg(id, set);
+    let settings = options();
+    // The heading too: `synth --seed` has the name of a setting, and is another option.
+    let is_setting = |arg: &Arg| {
+        let same = |setting: &Arg| {
+            (setting.get_id(), setting.get_help_heading()) == (arg.get_id(), arg.get_help_heading())
+        };
+        settings.iter().any(same)
+    };
+    let lay = |arg: Arg| match arg.get_long().and_then(|long| overlay.get(long)) {
+        Some((values, _)) if is_setting(&arg) => {
+            arg.default_values(values.iter().map(|value| leak(value)).collect::<Vec<_>>())
         }
-        commands_with(&id).iter().fold(command, |command, name| {
-            command.mut_subcommand(name, |command| match *name {
-                "config" => command.mut_subcommand("show", |show| show.mut_arg(&id, &set)),
-                _ => command.mut_arg(&id, &set),
-            })
-        })
-    })
+        _ => arg,
+    };
+    command.mut_args(lay).mut_subcommands(|command| with_defaults(command, overlay))
 }
 
 /// clap keeps defaults for ever; a file of settings is small and read once.

@@ -29,8 +29,8 @@ fn the_file_is_under_the_flags_and_over_the_defaults() {
     let file = "context = 512\nkv = \"f32\"\ntemperature = 0.5\nno-progress = true\n";
     let parsed = cli(file, "pebble", &["run", "hi"]);
     assert_eq!(parsed.global.context, Some(512));
-    assert_eq!(parsed.global.kv, crate::args::Kv::F32);
     assert!(parsed.global.no_progress);
+    assert_eq!(parsed.command.engine().kv, crate::args::Kv::F32);
     let Command::Run(run) = parsed.command else { panic!() };
     assert_eq!(run.sampling.temperature, Some(0.5));
 

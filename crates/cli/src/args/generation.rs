@@ -24,6 +24,12 @@ pub(crate) struct RunArgs {
     /// How to answer.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// How the model is loaded.
+    #[command(flatten)]
+    pub(crate) engine: super::EngineArgs,
+    /// What may draft.
+    #[command(flatten)]
+    pub(crate) speculation: super::SpeculationArgs,
     /// What is written down.
     #[command(flatten)]
     pub(crate) record: super::RecordArgs,

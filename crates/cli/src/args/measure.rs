@@ -69,9 +69,12 @@ pub(crate) struct LogitsArgs {
     /// Also write `tokens`: i64, this many tokens generated greedily, not ending at the end token
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_GREEDY")]
     pub(crate) greedy: Option<usize>,
-    /// How the model runs.
+    /// How it is measured.
     #[command(flatten)]
     pub(crate) measuring: MeasuringArgs,
+    /// How the model is loaded.
+    #[command(flatten)]
+    pub(crate) engine: super::EngineArgs,
 }
 
 /// `millstream bench`.
@@ -143,9 +146,15 @@ pub(crate) struct BenchArgs {
     #[arg(long, env = "MILLSTREAM_CSV", conflicts_with = "json",
           value_parser = BoolishValueParser::new())]
     pub(crate) csv: bool,
-    /// How the model runs.
+    /// How it is measured.
     #[command(flatten)]
     pub(crate) measuring: MeasuringArgs,
+    /// How the model is loaded.
+    #[command(flatten)]
+    pub(crate) engine: super::EngineArgs,
+    /// What may draft.
+    #[command(flatten)]
+    pub(crate) speculation: super::SpeculationArgs,
 }
 
 /// `millstream perplexity`.
@@ -169,9 +178,12 @@ pub(crate) struct PerplexityArgs {
     /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
-    /// How the model runs.
+    /// How it is measured.
     #[command(flatten)]
     pub(crate) measuring: MeasuringArgs,
+    /// How the model is loaded.
+    #[command(flatten)]
+    pub(crate) engine: super::EngineArgs,
 }
 
 /// `millstream synth`.

@@ -17,6 +17,14 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) service: ServiceArgs,
 
+    /// How the model is loaded.
+    #[command(flatten)]
+    pub(crate) engine: super::EngineArgs,
+
+    /// What may draft.
+    #[command(flatten)]
+    pub(crate) speculation: super::SpeculationArgs,
+
     /// Draft this many tokens in every round, whether it pays or not: for tests
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_FIXED_DRAFT", hide = true,
           value_parser = super::at_least_one)]

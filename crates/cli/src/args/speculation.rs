@@ -14,25 +14,24 @@ pub(crate) const OWN_DFLASH: &str = "auto";
 #[command(next_help_heading = HEADING)]
 pub(crate) struct SpeculationArgs {
     /// Whether tokens may be drafted; what is repeated is, unless off, and never more than pays
-    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t = When::Auto,
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto,
           env = "MILLSTREAM_SPECULATION")]
     pub(crate) speculation: When,
 
     /// A smaller model with the same tokenizer that drafts
-    #[arg(long, global = true, value_name = "MODEL", env = "MILLSTREAM_DRAFT_MODEL")]
+    #[arg(long, value_name = "MODEL", env = "MILLSTREAM_DRAFT_MODEL")]
     pub(crate) draft_model: Option<String>,
 
     /// Draft with the model's own head for the token after the next
     #[arg(
         long,
-        global = true,
         env = "MILLSTREAM_MTP",
         value_parser = BoolishValueParser::new()
     )]
     pub(crate) mtp: bool,
 
     /// Draft blocks with a DFlash model; by default the one that was published for the model
-    #[arg(long, global = true, value_name = "MODEL", env = "MILLSTREAM_DFLASH", num_args = 0..=1,
+    #[arg(long, value_name = "MODEL", env = "MILLSTREAM_DFLASH", num_args = 0..=1,
           default_missing_value = OWN_DFLASH)]
     pub(crate) dflash: Option<String>,
 }

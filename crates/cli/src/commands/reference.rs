@@ -231,7 +231,7 @@ fn config() -> String {
     page.push_str(
         "`~/.config/millstream/config.toml` (on Windows `%APPDATA%\\millstream\\config.toml`), or the file that \
          `--config` or `MILLSTREAM_CONFIG` names. Keys are long options without the dashes: \
-         those of every command, of an answer and of a server. What holds for one \
+         those of every command, of loading a model, of speculation, of an answer and of a server. What holds for one \
          model only goes into a table `[model.\"NAME\"]`, by the name you type: an alias and the repository it \
          stands for are the same.\n\n\
          The command line wins over variables, variables over the file, a model's table over the top of the \

@@ -45,11 +45,11 @@ fn read(path: &Path) -> Result<(Header, Vec<LoggedVisit>)> {
 
 /// The slots that the options ask for, as the plan would read them.
 fn asked_slots(header: &Header, invocation: &Invocation) -> Result<Option<Slots>> {
-    let (global, geometry) = (&invocation.global, Geometry::new(&header.layers));
+    let (engine, geometry) = (&invocation.engine, Geometry::new(&header.layers));
     if let Some(count) = invocation.measuring.slots.expert_slots {
         return Ok(Some(geometry.with_total(count)?));
     }
-    let (option, bytes, fixed) = match (global.expert_cache, global.memory) {
+    let (option, bytes, fixed) = match (engine.cache.expert_cache, invocation.global.memory) {
         (Some(cache), _) => ("--expert-cache", cache.0, 0),
         (None, Some(memory)) => ("--memory", memory.0, header.fixed_bytes),
         (None, None) => return Ok(None),

@@ -21,6 +21,14 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
     assert!(!stderr.contains("the model is no option"), "{stderr}");
     let stderr = home.run(&["serve", "--isa", "avx2"]).bad(2);
     assert_has(&stderr, &["'--isa'", "hint: `--isa` is an option of bench, logits, perplexity\n"]);
+    for arguments in [["--kv", "f32", "plan"], ["list", "--kv", "f32"]] {
+        let stderr = home.run(&arguments).bad(2);
+        assert_has(
+            &stderr,
+            &["'--kv'", "hint: `--kv` is an option of run, serve, plan, bench, logits, perplexity"],
+        );
+        assert_eq!(stderr.contains("comes after the command"), arguments[0] == "--kv");
+    }
     let stderr = home.run(&["run", "hi", "--flash-attn"]).bad(2);
     assert_has(&stderr, &["unexpected argument '--flash-attn'", "hint: try '--help'"]);
     assert!(!stderr.contains("as a value"), "{stderr}");

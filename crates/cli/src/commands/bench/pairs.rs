@@ -35,7 +35,7 @@ pub(super) fn run(
         head_drafts: args.dflash_block_size.map(|size| size - 1),
         rounds: args.rounds.clone(),
     };
-    let speculation = options.speculation(!invocation.global.speculation.names_a_source());
+    let speculation = options.speculation(!invocation.speculation.names_a_source());
     let mut engine = invocation.load_with(model, pair, speculation)?;
     let mut swap = SwapWatch::start();
     let report = options.run(model.name.clone(), kept_share, &mut engine, &requests)?;
