@@ -75,12 +75,12 @@ pub(crate) struct GlobalArgs {
           value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
 
-    /// What is said on standard error
+    /// Log level
     #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn,
           env = "MILLSTREAM_LOG_LEVEL")]
     pub(crate) log_level: LogLevel,
 
-    /// Say more: once for `--log-level info`, twice for `debug`, three times for `trace`
+    /// More log output: once for `--log-level info`, twice for `debug`, three times for `trace`
     #[arg(short = 'v', global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
@@ -102,7 +102,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Put a model behind HTTP: OpenAI, Anthropic and Ollama clients, and a web page
     Serve(ServeArgs),
-    /// Say what a model would take of memory, before anything is loaded
+    /// Plan a model's memory before loading it
     ///
     /// A model that does not fit is an answer too: the exit code is 0, and `fits` is false in the JSON.
     Plan(PlanArgs),
@@ -118,7 +118,7 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     /// Measure how well a model predicts a text
     Perplexity(PerplexityArgs),
-    /// Make a checkpoint of a real model's shape with made-up weights, for benchmarks
+    /// Make a checkpoint of a real model's shape with random weights, for benchmarks
     Synth(SynthArgs),
     /// Copy a model with one aligned record per expert, to stream it faster
     Repack(RepackArgs),
@@ -287,16 +287,16 @@ pub(crate) struct ReferenceArgs {
     pub(crate) out: PathBuf,
 }
 
-/// How much is said on standard error.
+/// How much is logged on standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {
     /// Errors.
     Error,
-    /// And what is odd.
+    /// And warnings.
     Warn,
-    /// And what is being done.
+    /// And progress.
     Info,
-    /// And why.
+    /// And details.
     Debug,
     /// Everything.
     Trace,

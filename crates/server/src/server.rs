@@ -231,7 +231,7 @@ fn granted(connections: usize) -> usize {
     }
 }
 
-/// Takes connections until told to close, then waits for those that are open.
+/// Takes connections until `closing` is set, then waits for those that are open.
 async fn serve(
     listener: TcpListener,
     shared: Arc<Shared>,
@@ -298,7 +298,7 @@ async fn end_on_signal(shared: Arc<Shared>, engine: EngineHandle, closing: watch
     let under_way = shared.occupied();
     if under_way > 0 {
         tracing::warn!(
-            "ending: {under_way} answers may finish within {} s; a second signal ends at once",
+            "shutting down: {under_way} answers may finish within {} s; a second signal ends at once",
             deadline.as_secs()
         );
     }
@@ -309,7 +309,7 @@ async fn end_on_signal(shared: Arc<Shared>, engine: EngineHandle, closing: watch
     };
     tokio::select! {
         () = finished => {}
-        () = tokio::time::sleep(deadline) => tracing::warn!("the deadline is over: requests are given up"),
+        () = tokio::time::sleep(deadline) => tracing::warn!("the deadline is over: remaining requests are cancelled"),
         () = signal() => {}
     }
     engine.stop();

@@ -79,7 +79,7 @@ impl Shared {
             let seconds = self.metrics.seconds_until_a_place();
             let free = self.places.get().map_or(0, |(places, _)| places.available_permits());
             let message = format!(
-                "{answers} answers are wanted, and {free} more may wait now: try again in {seconds} s"
+                "{answers} answers requested, {free} queue places free: retry in {seconds} s"
             );
             ApiError::unavailable("queue_full", message, seconds)
         })

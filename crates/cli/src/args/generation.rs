@@ -10,7 +10,7 @@ use engine::session::SamplingOverrides;
 pub(crate) struct RunArgs {
     /// A folder, a name in the Hugging Face cache, or an alias
     ///
-    /// What is alone and none of these is the prompt, and goes to Pebble.
+    /// A single argument that names no model is the prompt, for Pebble.
     pub(crate) model: Option<String>,
     /// What to ask; read from standard input if it is not a terminal
     ///
@@ -69,7 +69,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, overrides_with = "thinking")]
     pub(crate) no_thinking: bool,
 
-    /// How freely words are chosen: 0 always takes the likeliest, 2 is the most
+    /// Sampling temperature; 0 is greedy
     #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_TEMPERATURE")]
     pub(crate) temperature: Option<f32>,
 
@@ -85,15 +85,15 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_MIN_P")]
     pub(crate) min_p: Option<f32>,
 
-    /// Make tokens of the prompt and the answer less likely to come again; 1 is off
+    /// Penalty for tokens that occurred in the prompt or the answer; 1 is off
     #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_REPETITION_PENALTY")]
     pub(crate) repetition_penalty: Option<f32>,
 
-    /// Make tokens of the answer less likely to come again, from -2 to 2; 0 is off
+    /// Penalty for tokens that occurred in the answer, from -2 to 2; 0 is off
     #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_PRESENCE_PENALTY")]
     pub(crate) presence_penalty: Option<f32>,
 
-    /// The same for each time they came, from -2 to 2; 0 is off
+    /// Penalty for each earlier occurrence of a token in the answer, from -2 to 2; 0 is off
     #[arg(long, value_name = "NUMBER", env = "MILLSTREAM_FREQUENCY_PENALTY")]
     pub(crate) frequency_penalty: Option<f32>,
 

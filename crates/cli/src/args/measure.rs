@@ -88,7 +88,7 @@ pub(crate) struct BenchArgs {
     /// Its weights are made where they are used, so only memory has to hold it.
     #[arg(long, value_name = "SHAPE", env = "MILLSTREAM_SYNTHETIC", conflicts_with = "model")]
     pub(crate) synthetic: Option<String>,
-    /// The first so many layers of the shape; by default all
+    /// Number of layers; by default all
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS", requires = "synthetic",
           value_parser = super::at_least_one)]
     pub(crate) layers: Option<usize>,
@@ -107,7 +107,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_PAIRS", value_parser = super::at_least_one,
           conflicts_with_all = ["trace", "csv", "repeat"])]
     pub(crate) pairs: Option<usize>,
-    /// A file of prompts for --pairs, one a line; by default noise, answered with noise
+    /// A file of prompts for --pairs, one a line; by default random tokens
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_PROMPTS", requires = "pairs",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) prompts: Option<PathBuf>,
@@ -124,7 +124,7 @@ pub(crate) struct BenchArgs {
         value_delimiter = ','
     )]
     pub(crate) fixed_draft: Vec<usize>,
-    /// For --pairs: tokens of a draft at most; how many pay is measured
+    /// For --pairs: maximum tokens of a draft; how many pay is measured
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_NUM_DRAFT_TOKENS", requires = "pairs",
           value_parser = super::at_least_one)]
     pub(crate) num_draft_tokens: Option<usize>,
@@ -132,7 +132,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_DFLASH_BLOCK_SIZE",
           value_parser = block_size, requires_all = ["pairs", "dflash"])]
     pub(crate) dflash_block_size: Option<usize>,
-    /// For --pairs: write what was drafted, what it took and what came of it, a line for every round
+    /// For --pairs: write tokens drafted, time and outcome of every round, one round a line
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_ROUNDS", requires = "pairs",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) rounds: Option<PathBuf>,
@@ -195,7 +195,7 @@ pub(crate) struct SynthArgs {
     /// Folder (mlx) or file (gguf) to write
     #[arg(value_hint = clap::ValueHint::AnyPath)]
     pub(crate) out: PathBuf,
-    /// The first so many layers of the shape; by default all
+    /// Number of layers; by default all
     #[arg(long, value_name = "COUNT", env = "MILLSTREAM_LAYERS",
           value_parser = super::at_least_one)]
     pub(crate) layers: Option<usize>,

@@ -43,12 +43,12 @@ pub(crate) struct ServiceArgs {
     #[arg(long, value_name = "PORT", default_value_t = 8080, env = "MILLSTREAM_PORT")]
     pub(crate) port: u16,
 
-    /// Requests that are answered at once
+    /// Requests per batch
     #[arg(long, value_name = "COUNT", default_value_t = 8, env = "MILLSTREAM_PARALLEL",
           value_parser = super::at_least_one)]
     pub(crate) parallel: usize,
 
-    /// Answers that may wait; a request for more gets 503 and a time to retry
+    /// Queue length in answers; beyond it 503 with Retry-After
     #[arg(long, value_name = "COUNT", default_value_t = 256, env = "MILLSTREAM_QUEUE")]
     pub(crate) queue: usize,
 
@@ -75,12 +75,12 @@ pub(crate) struct ServiceArgs {
     #[arg(long, value_name = "SIZE", default_value = "32M", env = "MILLSTREAM_BODY_LIMIT")]
     pub(crate) body_limit: Size,
 
-    /// Seconds a client may take to send a request, or read nothing of an answer that waits for it
+    /// Timeout for sending a request or reading nothing of an answer
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "MILLSTREAM_PATIENCE",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) patience: u64,
 
-    /// Seconds that requests may go on after a signal to end
+    /// Seconds to finish running requests after a termination signal
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "MILLSTREAM_DRAIN")]
     pub(crate) drain: u64,
 

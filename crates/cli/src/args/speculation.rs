@@ -13,7 +13,7 @@ pub(crate) const OWN_DFLASH: &str = "auto";
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = HEADING)]
 pub(crate) struct SpeculationArgs {
-    /// Whether tokens may be drafted; what is repeated is, unless off, and never more than pays
+    /// Speculative decoding; by default drafts by prompt lookup when that is measured to be faster
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto,
           env = "MILLSTREAM_SPECULATION")]
     pub(crate) speculation: When,
@@ -22,7 +22,7 @@ pub(crate) struct SpeculationArgs {
     #[arg(long, value_name = "MODEL", env = "MILLSTREAM_DRAFT_MODEL")]
     pub(crate) draft_model: Option<String>,
 
-    /// Draft with the model's own head for the token after the next
+    /// Draft with the model's MTP head
     #[arg(
         long,
         env = "MILLSTREAM_MTP",
@@ -36,7 +36,7 @@ pub(crate) struct SpeculationArgs {
     pub(crate) dflash: Option<String>,
 }
 
-/// Whether tokens may be drafted.
+/// When to speculate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum When {
     /// Where it is faster.
@@ -47,7 +47,7 @@ pub(crate) enum When {
 }
 
 impl SpeculationArgs {
-    /// Whether something beside looking up what is repeated was asked for.
+    /// Whether a source other than prompt lookup was asked for.
     pub(crate) fn names_a_source(&self) -> bool {
         self.mtp || self.draft_model.is_some() || self.dflash.is_some()
     }

@@ -92,7 +92,7 @@ fn server(out: &mut Exposition, view: &View<'_>) {
     let mut count = |name: &str, help: &str, counter: &crate::metrics::Counter| {
         out.counter(name, help, counter.get() as f64);
     };
-    count("requests_begun_total", "Requests to generate that were taken.", &metrics.requests_begun);
+    count("requests_begun_total", "Accepted requests to generate.", &metrics.requests_begun);
     count("requests_finished_total", "Answers that are complete.", &metrics.answers_finished);
     count("requests_failed_total", "Answers that could not go on.", &metrics.requests_failed);
     count(
@@ -102,28 +102,32 @@ fn server(out: &mut Exposition, view: &View<'_>) {
     );
     count(
         "requests_refused_total",
-        "Requests turned away because the queue was full.",
+        "Requests refused because the queue was full.",
         &metrics.requests_refused,
     );
-    count("pauses_total", "Times that an answer waited for its reader.", &metrics.pauses);
+    count(
+        "pauses_total",
+        "Times an answer was paused because its client did not read.",
+        &metrics.pauses,
+    );
     count(
         "answer_prompt_tokens_total",
-        "Tokens of prompts, as clients were told.",
+        "Tokens of prompts, as reported in usage.",
         &metrics.prompt_tokens,
     );
     count(
         "answer_cached_tokens_total",
-        "Those of them that were remembered.",
+        "Those of them that came from the prefix cache.",
         &metrics.cached_tokens,
     );
     count(
         "answer_completion_tokens_total",
-        "Tokens of finished answers, as clients were told.",
+        "Tokens of finished answers, as reported in usage.",
         &metrics.completion_tokens,
     );
     out.histogram(
         "first_token_seconds",
-        "From a request to its first token, waiting included.",
+        "From a request to its first token, queueing included.",
         &metrics.first_token,
     );
     out.histogram(
@@ -175,12 +179,12 @@ fn engine(out: &mut Exposition, model: &ModelView<'_>) {
     out.labelled("mode_info", "Whether all experts are in memory.", "gauge", "mode", &mode);
     let mut gauge = |name: &str, help: &str, value: usize| out.gauge(name, help, value as f64);
     gauge("context_tokens", "Positions that a conversation may have.", model.context);
-    gauge("parallel", "Requests that are answered at once.", model.parallel);
-    gauge("queue_limit", "Answers that may wait besides.", model.queue);
+    gauge("parallel", "Requests per batch.", model.parallel);
+    gauge("queue_limit", "Queue limit, in answers.", model.queue);
     gauge("requests_active", "Requests being answered.", load.active);
     gauge("requests_prefilling", "Those of them whose prompt is being read.", load.prefilling);
-    gauge("requests_waiting", "Requests that wait for a place.", load.queued);
-    gauge("requests_paused", "Requests that wait for their reader.", load.paused);
+    gauge("requests_waiting", "Queued requests.", load.queued);
+    gauge("requests_paused", "Requests paused because the client is not reading.", load.paused);
     gauge("pages", "Pages of keys and values, over all layers.", load.pages);
     gauge("pages_free", "Those of them that are free.", load.free_pages);
     gauge("states", "Recurrent states there is room for.", load.states);
@@ -193,8 +197,8 @@ fn engine(out: &mut Exposition, model: &ModelView<'_>) {
         model.planned_bytes as f64,
     );
     out.gauge("memory_budget_bytes", "Memory that may be used.", model.budget_bytes as f64);
-    out.gauge("prefill_tokens_per_second", "Tokens of prompts a second, of late.", rates.prefill);
-    out.gauge("decode_tokens_per_second", "Tokens of answers a second, of late.", rates.decode);
+    out.gauge("prefill_tokens_per_second", "Tokens of prompts a second, recently.", rates.prefill);
+    out.gauge("decode_tokens_per_second", "Tokens of answers a second, recently.", rates.decode);
     out.counter("steps_total", "Forward passes.", counters.steps as f64);
     out.counter(
         "prompt_tokens_total",
@@ -219,7 +223,7 @@ fn engine(out: &mut Exposition, model: &ModelView<'_>) {
     );
     out.counter(
         "requests_preempted_total",
-        "Times that a request had to give its place back and begin again.",
+        "Times a running request was preempted and began again.",
         counters.preemptions as f64,
     );
 }
@@ -252,7 +256,7 @@ fn experts(out: &mut Exposition, model: &ModelView<'_>) {
     );
     out.counter(
         "expert_wait_seconds_total",
-        "Time that threads stood still for reads.",
+        "Time that threads waited for reads.",
         experts.wait_seconds,
     );
     out.counter(
