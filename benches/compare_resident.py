@@ -24,7 +24,7 @@ from compare_llama import machine, warm
 
 METRICS = ("prefill_tok_s", "decode_tok_s")
 WAYS = {"auto": [], "never": ["--stream-experts", "never"], "again": []}
-# Each way is first, second and last equally often, so that a machine that gets slower favours nobody.
+# Each way is first, second and last equally often, so that a machine that gets slower favours no way.
 ORDERS = (("auto", "never", "again"), ("never", "auto", "again"), ("auto", "again", "never"))
 
 

@@ -113,7 +113,7 @@ def time_llama(options, model, measure, group, side, path):
 
 
 class Neighbours:
-    """How much of the processors others take meanwhile, and the kernel on behalf of nobody."""
+    """How much of the processors other processes take meanwhile, and the kernel for no process."""
 
     def __init__(self):
         self.before = self._now()
@@ -147,7 +147,7 @@ def time_side(options, model, measure, side):
 
 
 def sides_of(options, measure):
-    """Who is timed: cold decoding is compared with the bound alone, and the slowest peer's prefill takes long."""
+    """Which programs are timed: cold decoding is compared with the bound alone, and the slowest peer's prefill takes long."""
     left_out = {"decode": (), "cold": tuple(PEERS), "prefill": () if options.prefill_default else ("llama_default",)}
     return [side for side in options.only or SIDES if side not in left_out[measure]]
 
@@ -296,7 +296,7 @@ def arguments():
         a.error("--mlx and --gguf go together")
     idle = [measure for measure in options.measure if not sides_of(options, measure)]
     if idle:
-        a.error(f"nobody of --only {' '.join(options.only)} is timed for {' or '.join(idle)}")
+        a.error(f"none of --only {' '.join(options.only)} is timed for {' or '.join(idle)}")
     if os.geteuid() != 0:
         a.error("memory limits and loop devices need root")
     return options

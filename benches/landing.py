@@ -30,7 +30,7 @@ def turn(pool, handle, file_bytes, memory, width, request, count):
         if os.preadv(handle, [view], offset) != request:
             raise OSError(f"a short read at {offset}")
 
-    # All places equally often, in no order. In little memory two reads may meet in one: nobody looks at the bytes.
+    # All places equally often, in no order. In little memory two reads may meet in one: the bytes are not used.
     places = [place % (width // PLACE) for place in random.sample(range(max(count, width // PLACE)), count)]
     start = time.perf_counter()
     list(pool.map(read, places))

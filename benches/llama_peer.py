@@ -47,7 +47,7 @@ def complete(peer, request):
 
 
 def bytes_read():
-    """What this process had read from disks so far, through page faults too; None where nobody counts."""
+    """What this process had read from disks so far, through page faults too; None where the system does not count."""
     try:
         with open("/proc/self/io", encoding="ascii") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("read_bytes:"))

@@ -126,7 +126,7 @@ def bench_tokens(count, vocab):
 
 
 class Ended(SystemExit):
-    """llama.cpp is gone. Where nobody catches it, the script ends with the text."""
+    """llama.cpp is gone. Where it is not caught, the script ends with the text."""
 
     def __init__(self, exit_code, text):
         super().__init__(text)

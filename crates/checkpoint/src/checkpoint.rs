@@ -2,7 +2,7 @@
 //!
 //! Opening reads config.json, the index and each file's header: under a millisecond for a few
 //! hundred tensors, 0.23 s for 90,000 in one file (2 cores of the test VM, release build).
-//! It keeps the files open and caches no weight; callers bring the buffer.
+//! It keeps the files open and caches no weight; a caller that reads bytes brings a buffer.
 //! Invariant: a `Tensor` in here lies inside its file and overlaps no other.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ const OTHER_FILE_LIMIT_BYTES: u64 = 256 << 20;
 /// How much is read at a time when a tensor is converted.
 const CONVERT_CHUNK_BYTES: usize = 1 << 20;
 
-/// What is read before the page cache is told to forget it.
+/// What is read before the page cache drops it.
 const FORGET_BYTES: usize = 4 << 20;
 
 /// The most similar names an error about a missing tensor mentions.

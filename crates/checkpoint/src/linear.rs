@@ -166,13 +166,13 @@ impl Checkpoint {
                     blocks.push(BLOCK_BYTES);
                     self.expect_shape(weight, &blocks)?;
                     if weight.dtype != Dtype::U8 {
-                        return Err(self.wrong_dtype(weight, "U8 blocks with scales"));
+                        return Err(self.wrong_dtype(weight, "U8 blocks alongside scales"));
                     }
                     groups * BLOCK_BYTES / 4
                 } else {
                     self.expect_shape(weight, &rows(Some(last(weight))))?;
                     if weight.dtype != Dtype::U32 {
-                        return Err(self.wrong_dtype(weight, "U32 weights with scales"));
+                        return Err(self.wrong_dtype(weight, "U32 weights alongside scales"));
                     }
                     last(weight)
                 };

@@ -1,4 +1,4 @@
-//! Rows of a matrix that stays in its file: the holder reads one at a time, for longer than the checkpoint lives.
+//! Rows of a matrix that stays in its file: its holder reads one at a time, for longer than the checkpoint lives.
 
 use std::sync::Arc;
 

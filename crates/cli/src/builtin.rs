@@ -2,7 +2,7 @@
 //!
 //! They are compiled in, 30 MB in all, so that the program is one file to copy and answers on a machine
 //! without a network, a cache or a models folder. `cargo install --git` builds it that way too. Only a
-//! package registry with a limit on the size of a crate (crates.io: 10 MB) would need them beside the
+//! package registry with a limit on the size of a crate (crates.io: 10 MB) would need them next to the
 //! program instead; the change would be in this file alone. Without the cargo feature `builtin` there are none.
 
 use checkpoint::Checkpoint;

@@ -20,7 +20,7 @@ use crate::size;
 /// How much more a token may read from the disk for the sake of a draft.
 const MORE_READ: f64 = 1.10;
 
-/// Conversations that a draft model remembers beside those that run.
+/// Conversations that a draft model remembers in addition to those that run.
 const REMEMBERED: usize = 4;
 
 /// A model's plan, and what drafts for it.
@@ -220,8 +220,8 @@ fn published_dflash(model: &str) -> String {
         return "pebble-dflash".to_owned();
     }
     let base = model.rsplit('/').next().unwrap_or(model);
-    let quantisations = ["-4bit", "-8bit", "-6bit", "-5bit", "-3bit", "-bf16", "-mxfp4", "-MLX"];
-    let base = quantisations.iter().fold(base, |base, end| base.strip_suffix(end).unwrap_or(base));
+    let quantizations = ["-4bit", "-8bit", "-6bit", "-5bit", "-3bit", "-bf16", "-mxfp4", "-MLX"];
+    let base = quantizations.iter().fold(base, |base, end| base.strip_suffix(end).unwrap_or(base));
     format!("z-lab/{base}-DFlash")
 }
 

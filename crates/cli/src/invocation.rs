@@ -150,7 +150,7 @@ impl Invocation {
         Ok((folder, checkpoint.map_err(runtime::Error::from)?))
     }
 
-    /// The same, for who shows the warnings in another way.
+    /// The same, for commands that show the warnings in another way.
     pub(crate) fn open_quietly(&self, name: &str) -> Result<OpenModel> {
         let (folder, checkpoint) = self.find(name)?;
         self.describe(name.to_owned(), folder, checkpoint)

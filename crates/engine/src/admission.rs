@@ -1,6 +1,6 @@
 //! Which requests get a sequence, and which give one back.
 //!
-//! A request is admitted if the pool holds its prompt and the next part of an answer beside those of the others;
+//! A request is admitted if the pool holds its prompt and the next part of an answer in addition to those of the others;
 //! the prefix cache counts as free. The queue is in rounds: a client that wants several answers has one of them in each,
 //! and a new request stands in the next round, so none waits for all answers to another; an answer is passed by requests
 //! that come before its round begins. The first in the queue is not overtaken, except while it waits for another request

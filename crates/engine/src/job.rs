@@ -178,7 +178,7 @@ impl Active {
         }
     }
 
-    /// Lets go of the places it has passed; what a checkpoint here would be worth, if it is one of them.
+    /// Drops the places it has passed; what a checkpoint here would be worth, if it is one of them.
     pub(crate) fn passed_stops(&mut self) -> Option<Worth> {
         let len = self.sequence.len();
         let passed = self.stops.partition_point(|stop| stop.0 <= len);

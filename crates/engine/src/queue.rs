@@ -1,6 +1,6 @@
 //! Requests: those that wait, those that run, and those that are set aside.
 //!
-//! Who is admitted, and who gives way, is decided in `admission`.
+//! Which requests are admitted, and which give way, is decided in `admission`.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -74,7 +74,7 @@ impl Queue {
         jobs.chain(&self.aside).filter(|job| job.is_paused).count()
     }
 
-    /// Lets go of cancelled requests.
+    /// Drops cancelled requests.
     pub(crate) fn drop_cancelled(&mut self, pool: &mut Pool, events: &mut Vec<Event>) {
         for id in std::mem::take(&mut self.cancelled) {
             let reason = FinishReason::Cancelled;

@@ -1,4 +1,4 @@
-//! Which prompts advance beside the answers, and by how much.
+//! Which prompts advance alongside the answers, and by how much.
 //!
 //! Several prompts share the rows of a step. From step to step the oldest and the one with the fewest tokens left
 //! take turns to be first: a short prompt does not wait behind a long one, and a long one never starves.
@@ -27,7 +27,7 @@ pub(crate) struct Prompt {
     pub(crate) stop: Option<usize>,
 }
 
-/// Who is first.
+/// Whose turn is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Oldest,

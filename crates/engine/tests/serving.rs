@@ -283,7 +283,7 @@ fn company_never_changes_an_answer() {
     }
 }
 
-/// Two answers that do not fit beside each other to their ends: the younger begins again, and nobody can tell.
+/// Two answers that do not fit together to their ends: the younger begins again, and its answer is the same.
 #[test]
 fn who_is_preempted_says_the_same() {
     for model in [PEBBLE, HYBRID, FULL] {
@@ -488,7 +488,7 @@ fn short_prompts_do_not_wait_and_long_ones_do_not_starve() {
             (served, short) = (served + 1, None);
         }
     }
-    // 31 more chunks of its own, and every second step somebody else's.
+    // 31 more chunks of its own, and every second step another request's.
     assert!(world.steps - begun <= 2 * 32, "{} steps", world.steps - begun);
     assert!(served >= 30, "{served}");
 }
@@ -527,7 +527,7 @@ fn a_paused_request_keeps_its_place_until_others_want_it() {
         assert_eq!([first, second].map(|id| world.outcomes[&id].tokens.clone()), answers);
         // It was kept.
         assert_eq!(world.computed() - before, 0, "{model}");
-        // A request that waits for nobody can be cancelled too.
+        // A request without a queue before it can be cancelled too.
         let third = world.submit(&requests[0]);
         world.engine.pause(third);
         world.step();

@@ -101,10 +101,10 @@ pub(crate) fn compiler_error(message: &str) -> GrammarError {
         return unsupported("oneOf");
     }
     if says("min/maxProperties only supported") {
-        return unsupported("minProperties and maxProperties beside optional properties");
+        return unsupported("minProperties and maxProperties together with optional properties");
     }
     if says("circular references with sibling keys") {
-        return unsupported("a circular $ref with keywords beside it");
+        return unsupported("a circular $ref with sibling keywords");
     }
     if says("look-around") || says("backreferences are not supported") {
         return unsupported("look-around and backreferences in a regular expression");

@@ -196,8 +196,8 @@ fn settle(state: &mut State, tokens: &[u32]) -> Result<Settled, ConstraintError>
 /// Time that this thread has had a core; where the system does not tell, the time on the clock.
 fn processor_time() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanoseconds = told.and_then(|text| text.split(' ').next()?.parse().ok());
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = text.and_then(|text| text.split(' ').next()?.parse().ok());
     nanoseconds.map_or_else(|| START.get_or_init(Instant::now).elapsed(), Duration::from_nanos)
 }
 

@@ -1,4 +1,4 @@
-//! Short names for models, from `aliases.toml` beside this file.
+//! Short names for models, from `aliases.toml` next to this file.
 //!
 //! The table is compiled in and parsed once. It uses a sliver of TOML (comments and `name = "target"`), so
 //! that people can read it and any TOML tool can too.

@@ -58,7 +58,7 @@ pub enum Error {
     PathNotFound {
         /// The path, made absolute.
         path: PathBuf,
-        /// Folders beside it with names that look alike.
+        /// Sibling folders with similar names.
         suggestions: Vec<String>,
     },
     /// A file that is no part of a model folder.
@@ -135,7 +135,7 @@ impl Error {
                 if alias::find(alias).is_some() {
                     lines.push(format!("`{alias}` stands for {repository}"));
                 }
-                // A bare word is not a repository to download.
+                // A bare word is not a repository that could be downloaded.
                 if repository.contains('/') {
                     let download = download_command(repository, revision.as_deref());
                     lines.push(format!(

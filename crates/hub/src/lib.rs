@@ -91,7 +91,7 @@ fn resolve_path(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Who types an alias means it.
+/// An alias that is typed wins.
 fn without_suggestions(mut error: Error) -> Error {
     if let Error::NotFound { suggestions, .. } = &mut error {
         suggestions.clear();

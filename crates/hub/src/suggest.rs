@@ -20,7 +20,7 @@ pub(crate) fn names(typed: &str, environment: &Environment) -> Vec<String> {
     closest(typed, all)
 }
 
-/// Folders beside a missing path that look like it.
+/// Sibling folders of a missing path with similar names.
 pub(crate) fn sibling_folders(path: &Path) -> Vec<String> {
     let (Some(parent), Some(name)) =
         (path.parent(), path.file_name().and_then(|name| name.to_str()))

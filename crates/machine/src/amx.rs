@@ -2,7 +2,7 @@
 //!
 //! Three gates: CPUID and XCR0 must name the tiles, the kernel must grant their state (`arch_prctl`), and a
 //! multiplication in a child process must come out right, because some virtual machines advertise AMX and
-//! then fault on it. A tile configuration belongs to a thread and to the kernel that uses it: the multiplying thread configures.
+//! then fault on it. A tile configuration belongs to a thread and to the kernel that uses it: a thread that multiplies configures.
 //! Invariant: nothing in the calling process executes a tile instruction before the child has survived one.
 
 use std::sync::OnceLock;

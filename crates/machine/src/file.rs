@@ -67,7 +67,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Refusal> {
     Ok(Some(bytes))
 }
 
-/// Opening a pipe waits for its writer, unless asked not to.
+/// Opening a pipe waits for its writer, unless it is opened without blocking.
 #[cfg(unix)]
 fn open_at_once(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;

@@ -111,7 +111,7 @@ pub fn swap_traffic_bytes() -> Option<u64> {
     system::swap_traffic_bytes()
 }
 
-/// Blocks of the heap from which on each has memory of its own: as small as an allocation of its own is cheap beside it.
+/// Blocks of the heap from which on each has memory of its own: as small as an allocation of its own is cheap compared with it.
 const LARGE_BLOCK_BYTES: i32 = 1 << 20;
 
 /// Has the allocator give large blocks back to the system when they are freed, and keep little of the rest. To be called

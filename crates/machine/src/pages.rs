@@ -54,7 +54,7 @@ impl Pages {
         Ok(Pages { start, len_bytes, shelf: None })
     }
 
-    /// A block beside others that are smaller than a huge page.
+    /// A block alongside others that are smaller than a huge page.
     fn on_shelf(len_bytes: usize) -> Result<Pages> {
         let mut open = OPEN_SHELF.lock().unwrap_or_else(PoisonError::into_inner);
         let (shelf, taken) = match open.0.upgrade() {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// When to try again after an answer found no memory for its grammar.
 const SECONDS_UNTIL_MEMORY: u64 = 5;
 
-/// What went wrong, as a client is told.
+/// What went wrong, as a client receives it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct ApiError {
@@ -75,7 +75,7 @@ impl ApiError {
     }
 }
 
-/// Errors travel beside an empty response; `app` writes the body, for only it knows the dialect.
+/// Errors travel next to an empty response; `app` writes the body, for only it knows the dialect.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();

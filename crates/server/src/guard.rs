@@ -23,7 +23,7 @@ const CORS_EXPOSED: &str = "x-request-id, request-id, retry-after";
 const VARIES: &str = "Origin, Access-Control-Request-Headers";
 /// How browsers say which page makes a request, where they send no origin.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// How a browser asks, and is told, whether a page of the network may reach into this one.
+/// How a browser asks, and learns, whether a page of the network may reach into this one.
 const ASKED_PRIVATE: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const ALLOW_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 

@@ -1,4 +1,4 @@
-//! The machine at work, for who looks on: `GET /live`, server-sent events.
+//! The machine at work, for viewers: `GET /live`, server-sent events.
 //!
 //! One `hello` says what does not change, then a `beat` comes about four times a second while anything
 //! happens. The engine's thread takes the numbers between two steps and hands them on as they are; what is
@@ -25,13 +25,13 @@ use crate::wire::{self, Framing, KeepAlive};
 /// Viewers at once.
 const MOST_VIEWERS: usize = 16;
 /// Beats that a viewer may be behind.
-const BEATS: usize = 4;
-/// Between beats while something happens, and while nothing does.
+const SAMPLES: usize = 4;
+/// Between samples while something happens, and while nothing does.
 const BUSY: Duration = Duration::from_millis(250);
 const IDLE: Duration = Duration::from_secs(2);
-/// After so long without a beat (a long step) a viewer is told that the stream is alive.
+/// After so long without a sample (a long step) a comment keeps the stream of a viewer alive.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The longest list of a beat.
+/// The longest list of a sample.
 const MOST_CELLS: usize = 4096;
 /// Reading the statistics of a streamed bank copies some kilobytes: not after every step.
 const STATISTICS: Duration = Duration::from_millis(50);
@@ -41,12 +41,12 @@ const STATISTICS: Duration = Duration::from_millis(50);
 pub(crate) struct Live {
     viewers: AtomicUsize,
     /// `None` is the end.
-    beats: broadcast::Sender<Option<Arc<Beat>>>,
+    samples: broadcast::Sender<Option<Arc<LiveSample>>>,
 }
 
 impl Default for Live {
     fn default() -> Live {
-        Live { viewers: AtomicUsize::new(0), beats: broadcast::channel(BEATS).0 }
+        Live { viewers: AtomicUsize::new(0), samples: broadcast::channel(SAMPLES).0 }
     }
 }
 
@@ -81,8 +81,8 @@ pub(crate) async fn watch(State(shared): State<Arc<Shared>>) -> Result<Response>
     if shared.is_draining() {
         return Err(ApiError::unavailable("shutting_down", "the server is shutting down", 5));
     }
-    // Before the seat is taken: the beat that taking it brings must not be missed.
-    let mut beats = shared.live.beats.subscribe();
+    // Before the seat is taken: the sample that taking it brings must not be missed.
+    let mut samples = shared.live.samples.subscribe();
     let Some(seat) = Seat::take(&shared) else {
         let message = format!("{MOST_VIEWERS} look on already");
         return Err(ApiError::unavailable("too_many_viewers", message, 10));
@@ -92,8 +92,8 @@ pub(crate) async fn watch(State(shared): State<Arc<Shared>>) -> Result<Response>
         let _seat = seat;
         wire.event("hello", &hello(&model));
         loop {
-            match tokio::time::timeout(SILENCE, beats.recv()).await {
-                Ok(Ok(Some(beat))) => wire.event("beat", beat.value()),
+            match tokio::time::timeout(SILENCE, samples.recv()).await {
+                Ok(Ok(Some(sample))) => wire.event("beat", sample.value()),
                 Ok(Ok(None) | Err(RecvError::Closed)) => return,
                 Ok(Err(RecvError::Lagged(_))) => {}
                 Err(_) => wire.event("alive", &json!({})),
@@ -132,9 +132,9 @@ pub(crate) fn plan_json(plan: &runtime::Plan) -> Value {
     })
 }
 
-/// What happened since the beat before.
+/// What happened since the sample before.
 #[derive(Debug, Default)]
-struct Beat {
+struct LiveSample {
     /// Since the server started.
     seconds: f64,
     rates: Rates,
@@ -148,10 +148,10 @@ struct Beat {
     value: OnceLock<Value>,
 }
 
-impl Beat {
+impl LiveSample {
     fn value(&self) -> &Value {
         self.value.get_or_init(|| {
-            let Beat { rates, load, .. } = self;
+            let LiveSample { rates, load, .. } = self;
             json!({
                 "t": self.seconds,
                 "prefill_tok_s": rates.prefill,
@@ -167,7 +167,7 @@ impl Beat {
                 "read_bytes_s": rates.read_bytes,
                 "disk_bytes_s": self.disk_bytes_per_second,
                 "grid": self.grid.as_ref().map(grid_json),
-                "speculation": self.speculation.as_ref().and_then(Speculating::beat),
+                "speculation": self.speculation.as_ref().and_then(Speculating::sample),
             })
         })
     }
@@ -263,7 +263,7 @@ impl Feed {
         }
     }
 
-    /// Takes the engine's pulse, and has it beat for viewers when it is time.
+    /// Takes the engine's pulse, and has it sample for viewers when it is time.
     pub(crate) fn after_step(&mut self, engine: &Engine, step: Option<Duration>) {
         let Ok(model) = self.shared.model().cloned() else { return };
         let now = Instant::now();
@@ -282,7 +282,7 @@ impl Feed {
             (self.mark, self.last_beat) = (mark, now);
         }
         if due && self.is_watched {
-            self.beat(engine, &load, experts.as_ref(), speculation.clone());
+            self.sample(engine, &load, experts.as_ref(), speculation.clone());
         }
         let mut pulse = model.pulse.lock().unwrap_or_else(PoisonError::into_inner);
         let experts = experts.or_else(|| pulse.experts.take());
@@ -306,14 +306,14 @@ impl Feed {
         now - self.last_beat >= every
     }
 
-    fn beat(
+    fn sample(
         &self,
         engine: &Engine,
         load: &Load,
         experts: Option<&ExpertLoad>,
         speculation: Option<Speculating>,
     ) {
-        let beat = Beat {
+        let sample = LiveSample {
             seconds: self.shared.started.elapsed().as_secs_f64(),
             rates: self.rates,
             load: *load,
@@ -325,13 +325,13 @@ impl Feed {
             value: OnceLock::new(),
         };
         // All viewers may have gone.
-        let _ = self.shared.live.beats.send(Some(Arc::new(beat)));
+        let _ = self.shared.live.samples.send(Some(Arc::new(sample)));
     }
 }
 
 impl Drop for Feed {
     fn drop(&mut self) {
-        let _ = self.shared.live.beats.send(None);
+        let _ = self.shared.live.samples.send(None);
     }
 }
 
@@ -351,7 +351,7 @@ mod tests {
             free_pages: 40,
             ..Load::default()
         };
-        let beat = Beat {
+        let sample = LiveSample {
             seconds: 1.5,
             rates: Rates { prefill: 10.0, decode: 4.0, hits: Some(0.75), read_bytes: Some(1e6) },
             load,
@@ -374,8 +374,8 @@ mod tests {
             "grid": {"resident": "ASI=", "hits": [[0, 3, 2]], "reads": [[1, 9]]},
             "speculation": {"acceptance": 0.75, "gain": 1.5},
         });
-        assert_eq!(*beat.value(), expect);
-        let plain = Beat::default();
+        assert_eq!(*sample.value(), expect);
+        let plain = LiveSample::default();
         assert_eq!(plain.value()["grid"], Value::Null);
         assert_eq!(plain.value()["speculation"], Value::Null);
         assert_eq!(plain.value()["hit_rate"], Value::Null);

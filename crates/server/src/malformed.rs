@@ -1,6 +1,6 @@
 //! Answers to what is not a request: the HTTP library refuses it with a bare status, which tells a client nothing.
 //!
-//! Its answer gets the body that other errors have, in the dialect of the path as far as the path can be told.
+//! Its answer gets the body that other errors have, in the dialect of the path as far as the path can be read.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
@@ -85,7 +85,7 @@ fn path(head: &str) -> Option<&str> {
     (is_request && target.starts_with('/')).then_some(path)
 }
 
-/// The headers by which dialects are told apart.
+/// The headers that distinguish dialects.
 fn version(head: &str) -> HeaderMap {
     const VERSION: HeaderName = HeaderName::from_static("anthropic-version");
     let names = head.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name);

@@ -1,4 +1,4 @@
-//! What a server may be told when it starts. Everything has a sensible default.
+//! Options of a server when it starts. Everything has a sensible default.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct Options {
     /// Origins whose pages may use the server, such as `https://chat.example`, besides its own and those on this computer;
     /// `*` is all.
     pub allowed_origins: Vec<String>,
-    /// Answers that may wait beside those being written.
+    /// Queue length: answers that may wait in addition to those being written.
     pub queue: usize,
     /// The largest request body.
     pub body_bytes: usize,

@@ -1,7 +1,7 @@
-//! What came of drafting, as the server tells it: in `/metrics`, in `/health`, and to who looks on.
+//! What came of drafting, as the server reports it: in `/metrics`, in `/health`, and to viewers.
 //!
-//! The engine counts; here its numbers get names. Without speculation there is nothing to tell, and nothing is
-//! told: names are absent rather than zero.
+//! The engine counts; here its numbers get names. Without speculation there is nothing to report, and nothing is
+//! reported: names are absent rather than zero.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use speculation::{Report as SpeculationReport, SourceKind, SourceReport};
 
 use crate::metrics::Exposition;
 
-/// Rows of the largest pass whose union of experts is told: drafts are 16 tokens at most unless options ask for
+/// Rows of the largest pass whose union of experts is reported: drafts are 16 tokens at most unless options ask for
 /// longer ones.
 const MOST_ROWS: usize = 17;
 
@@ -85,7 +85,7 @@ impl Speculating {
     }
 
     /// What the page shows; nothing before the first draft was verified.
-    pub(crate) fn beat(&self) -> Option<Value> {
+    pub(crate) fn sample(&self) -> Option<Value> {
         let acceptance = self.acceptance()?;
         Some(json!({"acceptance": acceptance, "gain": self.report.gain}))
     }
@@ -225,10 +225,10 @@ mod tests {
     #[test]
     fn the_page_is_told_once_drafts_were_verified() {
         let mut speculating = Speculating::example();
-        assert_eq!(speculating.beat(), Some(json!({"acceptance": 0.75, "gain": 1.5})));
+        assert_eq!(speculating.sample(), Some(json!({"acceptance": 0.75, "gain": 1.5})));
         speculating.report.sources[0].verified = 0;
         speculating.report.sources[0].accepted = 0;
-        assert_eq!(speculating.beat(), None);
+        assert_eq!(speculating.sample(), None);
         assert_eq!(speculating.health()["acceptance"], Value::Null);
     }
 

@@ -23,11 +23,11 @@ use crate::{Error, Result};
 
 /// Bytes of text a token up to which a text is encoded without asking first how many tokens it has at least.
 const SHORT_BYTES: usize = 4;
-/// Bytes of text that are encoded whatever they come to: who is told the exact number knows how much to leave out.
+/// Bytes of text that are encoded whatever they come to: a client that receives the exact number knows how much to leave out.
 const SMALL_BYTES: usize = 256 << 10;
 
-/// How far beyond the limit, as its multiple, the tokens of a text that is too long are reckoned: whoever shortens it
-/// wants to know by how much.
+/// How far beyond the limit, as its multiple, the tokens of a text that is too long are counted: a client that shortens it
+/// needs to know by how much.
 const RECKONED: usize = 4;
 
 /// A tokenizer. Clones share the vocabulary.
@@ -60,7 +60,7 @@ pub(crate) enum Scheme {
 impl Tokenizer {
     /// Reads the bytes of a `tokenizer.json`.
     pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self> {
-        // A second thread pool beside the decode threads costs more than it gives; the switch is global.
+        // A second thread pool in addition to the decode threads costs more than it gives; the switch is global.
         tokenizers::utils::parallelism::set_parallelism(false);
         let refused = |reason| Error::TokenizerFile { reason };
         let inner = load::load(tokenizer_json).map_err(refused)?;

@@ -251,7 +251,7 @@ impl ToolFormat {
         }
     }
 
-    /// Special tokens that end an answer where tools are offered, beside the model's own end tokens.
+    /// Special tokens that end an answer where tools are offered, in addition to the model's own end tokens.
     pub fn stop_markers(self) -> &'static [&'static str] {
         match self {
             // The result of a call is the client's to write.
@@ -261,7 +261,7 @@ impl ToolFormat {
         }
     }
 
-    /// Whether a model should think where tools are offered, unless it is told not to. Gemma 4 without thinking
+    /// Whether a model should think where tools are offered, unless it is instructed not to. Gemma 4 without thinking
     /// begins after an empty thought, and with tools and a vague question it then writes nonsense
     /// (reported of more than one engine).
     pub fn thinks_with_tools(self) -> bool {

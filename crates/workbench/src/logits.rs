@@ -12,7 +12,7 @@ use crate::{Error, Result, argmax};
 use format::Dtype;
 
 /// Writes `logits`, f32 of [tokens, vocabulary], and with `greedy` also `tokens`, i64: so many tokens generated
-/// greedily. `progress` is told how many tokens are computed. A file that is cut short never has the name `out`.
+/// greedily. `progress` receives how many tokens are computed. A file that is cut short never has the name `out`.
 pub fn write(
     runner: &mut Runner,
     tokens: &[u32],

@@ -2,7 +2,7 @@
 //!
 //! The text is cut into windows, each with a fresh sequence; every token but a window's first is predicted.
 //! With a reference, both models see the same tokens, and the mean Kullback–Leibler divergence of the model
-//! from the reference is told: the price of an option that changes answers.
+//! from the reference is reported: the price of an option that changes answers.
 
 use model::Logits;
 use runtime::Runner;
@@ -31,12 +31,12 @@ pub struct Report {
     pub nll_error: f64,
     /// Share of positions whose likeliest token is the right one.
     pub accuracy: f64,
-    /// Beside another model.
+    /// Compared with another model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<Comparison>,
 }
 
-/// The model beside a reference.
+/// The model compared with a reference.
 #[derive(Debug, Default, Serialize)]
 pub struct Comparison {
     /// Name of the reference.
@@ -52,7 +52,7 @@ pub struct Comparison {
 }
 
 /// A model that reads the text.
-pub struct Reader {
+pub struct Evaluation {
     /// Name of the model, for the report.
     pub name: String,
     /// The model.
@@ -61,7 +61,7 @@ pub struct Reader {
     pub step_by_step: bool,
 }
 
-impl Reader {
+impl Evaluation {
     /// Log-probabilities of the next token after each of `tokens`.
     fn read(
         &mut self,
@@ -84,8 +84,8 @@ impl Reader {
 pub fn measure(
     tokens: &[u32],
     window: usize,
-    reader: &mut Reader,
-    mut reference: Option<&mut Reader>,
+    reader: &mut Evaluation,
+    mut reference: Option<&mut Evaluation>,
     mut progress: impl FnMut(),
 ) -> Result<Report> {
     let vocab = reader.runner.spec().vocab;

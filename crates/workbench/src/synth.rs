@@ -1,4 +1,4 @@
-//! Checkpoints of real shapes with random weights, for benchmarks beside peers.
+//! Checkpoints of real shapes with random weights, to compare with other engines.
 //!
 //! The same seed gives the same model as an MLX folder (affine 4-bit, f16 scales and biases) and
 //! as a GGUF file (Q4_1): every weight decodes to the same f32 in both. The experts of gpt-oss are mxfp4,
@@ -84,7 +84,7 @@ pub enum Format {
 
 /// The kind of draft head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeadKind {
+pub enum SynthHeadKind {
     /// Into the folder of a model that is there, as one more file.
     Mtp,
     /// A folder of its own, in the format of z-lab.
@@ -124,10 +124,10 @@ impl Request {
     }
 
     /// Asks for a head of such a model instead of the model.
-    pub fn set_head(&mut self, kind: HeadKind) -> Result<(), Error> {
+    pub fn set_head(&mut self, kind: SynthHeadKind) -> Result<(), Error> {
         let head = match kind {
-            HeadKind::Mtp => Head::mtp(&self.shape)?,
-            HeadKind::Dflash => Head::dflash(&self.shape)?,
+            SynthHeadKind::Mtp => Head::mtp(&self.shape)?,
+            SynthHeadKind::Dflash => Head::dflash(&self.shape)?,
         };
         self.head = Some(head);
         Ok(())

@@ -10,7 +10,7 @@ const REMINDER: &str = concat!("FIX", "ME");
 /// Folders under the root of a file system in which one machine's owner lives.
 const OWNED: [&str; 4] = ["home", "root", "Users", "work"];
 /// Owners for examples.
-const NOBODY: [&str; 5] = ["me", "you", "user", "name", "runner"];
+const PLACEHOLDERS: [&str; 5] = ["me", "you", "user", "name", "runner"];
 
 /// Left as they are: models, inputs of the fuzzer, snapshots of terminal output.
 const EXACT_FOLDERS: [&str; 3] = ["models/", "testdata/models/", "fuzz/corpus/"];
@@ -53,7 +53,8 @@ fn machine_path(line: &str) -> Option<&str> {
         let mut rest = line[at + 1..].split(['/', '\\']);
         let (folder, next) = (rest.next()?, rest.next()?);
         let owner: &str = next.split(|c: char| !(c.is_alphanumeric() || c == '_')).next()?;
-        let is_path = OWNED.contains(&folder) && !owner.is_empty() && !NOBODY.contains(&owner);
+        let is_path =
+            OWNED.contains(&folder) && !owner.is_empty() && !PLACEHOLDERS.contains(&owner);
         let end = at + 1 + folder.len() + 1 + owner.len();
         (is_path && begins_a_path(&line[..at])).then(|| &line[at..end])
     })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use workbench::perplexity::{Reader, measure};
+use workbench::perplexity::{Evaluation, measure};
 
 use crate::args::PerplexityArgs;
 use crate::console::print_json;
@@ -67,8 +67,8 @@ pub(crate) fn run(args: &PerplexityArgs, invocation: &Invocation) -> Result<()> 
 }
 
 /// Loads a model that reads the text.
-fn load(args: &PerplexityArgs, invocation: &Invocation, model: &OpenModel) -> Result<Reader> {
+fn load(args: &PerplexityArgs, invocation: &Invocation, model: &OpenModel) -> Result<Evaluation> {
     let plan = invocation.plan_for(model, args.chunk, 0)?;
     let runner = invocation.load_planned(model, plan)?;
-    Ok(Reader { name: model.name.clone(), runner, step_by_step: args.step_by_step })
+    Ok(Evaluation { name: model.name.clone(), runner, step_by_step: args.step_by_step })
 }

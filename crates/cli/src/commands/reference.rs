@@ -68,7 +68,7 @@ fn cli() -> String {
     page.push_str(
         "Pebble and what drafts for it are compiled into the program (30 MB): it is one file to copy and works without a \
          network. `cargo install --git` builds it that way. A package registry that limits the size of a crate \
-         (crates.io: 10 MB) would need them beside the program. Without the cargo feature `builtin` \
+         (crates.io: 10 MB) would need them next to the program. Without the cargo feature `builtin` \
          (`--no-default-features`) they are left out, and a model has to be named.\n\n",
     );
     page.push_str("| command | what it does |\n|---|---|\n");

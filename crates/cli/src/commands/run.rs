@@ -110,7 +110,7 @@ fn model_and_prompt(args: &RunArgs, invocation: &Invocation) -> Result<(String, 
     match hub::resolve(&first, &invocation.environment) {
         Ok(_) => Ok((first, None)),
         Err(error) if is_meant_as_model(&first, &error) => {
-            let hint = "if it is a prompt, say who should answer: millstream run pebble \"…\"";
+            let hint = "if it is a prompt, name the model too: millstream run pebble \"…\"";
             let message = error.to_string();
             let own = error.hint().unwrap_or_default();
             let hints = own.lines().map(str::to_owned).chain([hint.to_owned()]).collect();

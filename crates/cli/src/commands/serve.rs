@@ -1,6 +1,6 @@
 //! `millstream serve`: a model behind HTTP.
 //!
-//! The port answers before the model is loaded, so that a port in use is told at once and `/health` can
+//! The port answers before the model is loaded, so that a port in use is reported at once and `/health` can
 //! say "loading". One line of JSON on standard output tells a parent process when requests are taken.
 
 use std::io::Write;

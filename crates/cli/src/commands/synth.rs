@@ -1,7 +1,7 @@
 //! `millstream synth`: from options to a request, and a bar while it is written.
 
 use anyhow::Result;
-use workbench::synth::{Error, Format, HeadKind, Request, Router, Values, write};
+use workbench::synth::{Error, Format, Request, Router, SynthHeadKind, Values, write};
 
 use crate::args::{SynthArgs, SynthFormat, SynthHead, SynthRouter};
 use crate::console::say;
@@ -19,8 +19,8 @@ pub(crate) fn run(args: &SynthArgs, invocation: &Invocation) -> Result<()> {
         Request::new(&args.like, args.layers, values(args), format, args.out.clone())?;
     match args.head {
         None => {}
-        Some(SynthHead::Mtp) => request.set_head(HeadKind::Mtp)?,
-        Some(SynthHead::Dflash) => request.set_head(HeadKind::Dflash)?,
+        Some(SynthHead::Mtp) => request.set_head(SynthHeadKind::Mtp)?,
+        Some(SynthHead::Dflash) => request.set_head(SynthHeadKind::Dflash)?,
     }
     request.force = args.force;
     request.threads = invocation.global.threads.unwrap_or(request.threads);

@@ -196,7 +196,7 @@ fn thinking_is_kept_out_of_the_answer() {
     assert!(!thought["text"].as_str().unwrap().contains("think>"));
     let plain = home.run(&["run", prompt, "--temperature", "0", "--no-thinking", "--json"]).json();
     assert!(plain["reasoning"].is_null());
-    // Standard error is no terminal here, so nobody watches the model think.
+    // Standard error is no terminal here, so thinking is not shown.
     let ran = home.run(&["run", prompt, "--temperature", "0", "--thinking"]);
     assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
     assert_eq!(ran.stdout.trim_end(), thought["text"].as_str().unwrap().trim_end());

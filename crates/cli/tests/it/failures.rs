@@ -132,7 +132,7 @@ fn a_missing_model_names_where_it_was_looked_for() {
             ".cache/huggingface/hub/models--org--repo\n",
             "hint: download it with `hf download org/repo`",
             "hint: set HF_HOME if your models are in another place\n",
-            "hint: if it is a prompt, say who should answer: millstream run pebble",
+            "hint: if it is a prompt, name the model too: millstream run pebble",
         ],
     );
     let stderr = home.run(&["plan", "qwen3.5-35b-a3b"]).bad(1);

@@ -85,7 +85,7 @@ fn a_second_plan_knows_what_the_first_has_measured() {
     assert_eq!(kept()["memories"].as_array().unwrap().len(), 0);
     let third = home.run(&arguments).json();
     assert_eq!(third["disk"]["bytes_per_second"], kept()["disks"][0]["bytes_per_second"]);
-    // Whoever wants it measured again takes the file away; where there is no place for it, plans are made too.
+    // Without the file it is measured again; where there is no place for it, plans are made too.
     std::fs::remove_dir_all(home.path().join(".cache")).unwrap();
     home.write(".cache", "not a folder");
     assert!(home.run(&arguments).json()["disk"]["bytes_per_second"].is_number());

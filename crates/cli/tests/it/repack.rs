@@ -294,7 +294,7 @@ fn what_makes_no_sense_is_refused() {
     assert_has(&stderr, &["full: holds notes.txt, which is no part of a repacked copy"]);
     let stderr = home.run(&["repack", "./model", "full/notes.txt"]).bad(1);
     assert_has(&stderr, &["is not a folder"]);
-    // A new folder inside the model is nobody's harm.
+    // A new folder inside the model does no harm.
     home.run(&["repack", "./model", "model/copy"]).good();
     home.run(&["repack", "./model", "model/copy", "--verify"]).good();
 }

@@ -55,7 +55,7 @@ const ANNOTATIONS: [&str; 15] = [
     "writeOnly",
 ];
 
-/// Formats that JSON Schema defines. It leaves any other to those who know it: a note, that constrains nothing.
+/// Formats that JSON Schema defines. Any other is a note that constrains nothing.
 const FORMATS: [&str; 19] = [
     "date",
     "date-time",
@@ -199,7 +199,7 @@ struct Survey<'a> {
     targets: BTreeMap<&'a str, &'a Value>,
     /// Schemas that it has yet to go to.
     open: Vec<&'a Value>,
-    /// Whether no value matches two options of any `oneOf`, as far as can be told.
+    /// Whether no value matches two options of any `oneOf`, as far as can be decided.
     exclusive: bool,
 }
 

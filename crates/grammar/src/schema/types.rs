@@ -157,7 +157,7 @@ impl Types {
 pub enum Alternatives {
     /// All.
     All,
-    /// Those that have no other beside them, except for null.
+    /// Those with no other type except null.
     Lone,
 }
 

@@ -48,7 +48,7 @@ pub(crate) enum Purpose {
 
 /// A request that was understood.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct MessagesRequest {
     pub(crate) request: AnswerRequest,
     /// Whether the answer is streamed.
     pub(crate) streams: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Asked {
 }
 
 /// Reads a request.
-pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
+pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<MessagesRequest> {
     let fields = Fields::of_body(body)?;
     fields.string("model")?;
     if purpose == Purpose::Answer {
@@ -100,7 +100,7 @@ pub(crate) fn read(body: &Value, purpose: Purpose) -> Result<Asked> {
     let field = if is_short { "output_format" } else { "output_config.format" };
     field.clone_into(&mut request.grammar_field);
     let streams = fields.bool("stream")?.unwrap_or(false);
-    Ok(Asked { request, streams, shows_thinking, begun })
+    Ok(MessagesRequest { request, streams, shows_thinking, begun })
 }
 
 /// A last message by the assistant that says nothing is as good as none; of all messages this one may be empty.

@@ -14,11 +14,11 @@ fn with(more: Value) -> Value {
     body
 }
 
-fn asked(body: &Value) -> Asked {
+fn asked(body: &Value) -> MessagesRequest {
     read(body, Purpose::Answer).unwrap()
 }
 
-fn messages(asked: &Asked) -> Value {
+fn messages(asked: &MessagesRequest) -> Value {
     match &asked.request.input {
         Input::Chat(messages) => messages.clone().into(),
         other => panic!("not a chat: {other:?}"),

@@ -457,7 +457,7 @@ mod tests {
     fn the_page_lists_what_is_exposed() {
         let committed = include_str!("../../../../docs/reference/metrics.md");
         let written = page();
-        // The program puts a line above it that says who wrote it.
+        // The program puts a line above it that says how it was written.
         assert!(committed.ends_with(&written), "run `cargo xtask reference`:\n{written}");
     }
 }

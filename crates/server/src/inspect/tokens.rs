@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
     }
 
-    /// A conversation and these fields beside it.
+    /// A conversation, and these fields in addition to it.
     fn with(more: &Value) -> Value {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
         for (key, value) in more.as_object().unwrap() {

@@ -49,7 +49,7 @@ pub(crate) async fn ps(State(shared): State<Arc<Shared>>) -> Result<Json<Value>>
 /// `POST /api/show`
 pub(crate) async fn show(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Json<Value>> {
     let model = shared.model()?;
-    // A client that asks for another model wants to know that it is not here.
+    // A client that asks for another model needs to know that it is not here.
     let (name, _) = posted.read(|body| request::name(&Fields::of_body(body)?))?;
     if let Some(name) = name
         && !is_called(model, &name)

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use text::Piece;
 
 use super::{
-    Head, Streaming, check_names, effort, finish_word, format, logprobs_json, messages, tools,
-    total,
+    ResponseHead, Streaming, check_names, effort, finish_word, format, logprobs_json, messages,
+    tools, total,
 };
 use crate::body::Posted;
 use crate::error::ApiError;
@@ -58,11 +58,11 @@ pub(crate) async fn complete(
     let answers = prepare::begin(&shared, vec![request], share).await?;
     let model = &shared.model()?.name;
     let Some(streaming) = streaming else {
-        let head = Head::new("chatcmpl-", "chat.completion", model);
+        let head = ResponseHead::new("chatcmpl-", "chat.completion", model);
         let (wholes, _held) = answers.collect().await?;
         return Ok(Json(response(&head, &wholes, shape)).into_response());
     };
-    let head = Head::new("chatcmpl-", "chat.completion.chunk", model);
+    let head = ResponseHead::new("chatcmpl-", "chat.completion.chunk", model);
     let opening = (0..choices).map(opening).collect();
     let choice_of = move |index, update: &Update| shape.choice(index, update);
     Ok(super::stream(&shared, &headers, head, streaming, answers, choices, opening, choice_of))
@@ -146,7 +146,7 @@ fn refuse_reserved_variables(request: &mut AnswerRequest) -> Result<()> {
     Ok(())
 }
 
-fn response(head: &Head, wholes: &[WholeAnswer], shape: Shape) -> Value {
+fn response(head: &ResponseHead, wholes: &[WholeAnswer], shape: Shape) -> Value {
     let choices = wholes.iter().enumerate().map(|(index, whole)| shape.whole(index, whole));
     let endings = wholes.iter().filter_map(|whole| whole.ending.as_ref());
     let usages: Vec<_> = endings.map(|ending| ending.usage).collect();

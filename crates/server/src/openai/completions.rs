@@ -15,7 +15,7 @@ use engine::session::{AnswerRequest, Input, TokenLogprob, TokenText, Update, Who
 use serde_json::{Map, Value, json};
 use text::Piece;
 
-use super::{Head, Streaming, check_names, finish_word, finite, format, total};
+use super::{ResponseHead, Streaming, check_names, finish_word, finite, format, total};
 use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
@@ -63,7 +63,7 @@ pub(crate) async fn complete(
     });
     let echoed: Vec<String> = echoed.collect::<Result<_>>()?;
 
-    let head = Head::new("cmpl-", OBJECT, &model.name);
+    let head = ResponseHead::new("cmpl-", OBJECT, &model.name);
     let mut writer = Writer::new(has_logprobs, answers.count());
     let Some(streaming) = streaming else {
         let (wholes, _held) = answers.collect().await.map_err(about_prompt)?;
@@ -169,7 +169,7 @@ fn tokens(items: &[Value], path: &str) -> Result<Vec<u32>> {
 }
 
 fn response(
-    head: &Head,
+    head: &ResponseHead,
     wholes: &[WholeAnswer],
     echoed: &[String],
     choices: usize,

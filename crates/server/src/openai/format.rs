@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 
-/// Fields that some servers have beside `response_format`, and their names inside `structured_outputs`.
+/// Fields that some servers have in addition to `response_format`, and their names inside `structured_outputs`.
 const GUIDES: [(&str, &str); 4] = [
     ("guided_json", "json"),
     ("guided_regex", "regex"),

@@ -107,7 +107,7 @@ fn content(message: &Fields<'_>, role: &str, has_calls: bool) -> Result<Value> {
             other,
         )),
         None if has_calls => Ok(Value::Null),
-        // An answer that was all thinking, or a refusal beside it.
+        // An answer that was all thinking, or a refusal next to it.
         None if role == "assistant" => Ok(Value::from(refusal.unwrap_or_default())),
         None => message.required("content").cloned(),
     }

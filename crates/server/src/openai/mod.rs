@@ -36,7 +36,7 @@ const IMPOSSIBLE: f32 = -9999.0;
 
 /// What every chunk of a response begins with.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     id: String,
     object: &'static str,
     created: u64,
@@ -45,15 +45,15 @@ pub(crate) struct Head {
     beginning: String,
 }
 
-impl Head {
+impl ResponseHead {
     /// A new response; `prefix` begins its id.
-    fn new(prefix: &str, object: &'static str, model: &str) -> Head {
-        Head::of(identifier(prefix), object, now_unix_s(), model)
+    fn new(prefix: &str, object: &'static str, model: &str) -> ResponseHead {
+        ResponseHead::of(identifier(prefix), object, now_unix_s(), model)
     }
 
-    fn of(id: String, object: &'static str, created: u64, model: &str) -> Head {
+    fn of(id: String, object: &'static str, created: u64, model: &str) -> ResponseHead {
         let (model, beginning) = (model.to_owned(), String::new());
-        let mut head = Head { id, object, created, model, beginning };
+        let mut head = ResponseHead { id, object, created, model, beginning };
         let without = Value::Object(head.with(Vec::new())).to_string();
         head.beginning = without.strip_suffix("]}").expect("choices are last").to_owned();
         head
@@ -107,13 +107,13 @@ impl Streaming {
     }
 
     /// A chunk, as JSON: where usage comes at the end, it is announced on the way.
-    fn chunk(self, head: &Head, choice: &Value) -> String {
+    fn chunk(self, head: &ResponseHead, choice: &Value) -> String {
         let usage = if self.include_usage { ",\"usage\":null" } else { "" };
         [&head.beginning, &choice.to_string(), "]", usage, "}"].concat()
     }
 
     /// What comes after the last choice has ended.
-    fn last(self, head: &Head, usage: &Usage) -> Option<Value> {
+    fn last(self, head: &ResponseHead, usage: &Usage) -> Option<Value> {
         self.include_usage.then(|| head.whole(Vec::new(), usage))
     }
 }
@@ -123,7 +123,7 @@ impl Streaming {
 fn stream(
     shared: &Shared,
     headers: &HeaderMap,
-    head: Head,
+    head: ResponseHead,
     streaming: Streaming,
     mut answers: Answers,
     group: usize,
@@ -167,7 +167,7 @@ fn stream(
     })
 }
 
-/// Whether the client asked to be told how far its prompt is read.
+/// Whether the client asked for the progress of its prompt.
 pub(crate) fn wants_progress(headers: &HeaderMap) -> bool {
     let value = headers.get("x-prefill-progress").and_then(|value| value.to_str().ok());
     let words = ["1", "true", "on", "yes"];
@@ -263,8 +263,8 @@ mod fixtures {
     use engine::session::Ending;
     use text::Piece;
 
-    pub(super) fn head(object: &'static str) -> Head {
-        Head::of("id-1".to_owned(), object, 7, "m")
+    pub(super) fn head(object: &'static str) -> ResponseHead {
+        ResponseHead::of("id-1".to_owned(), object, 7, "m")
     }
 
     pub(super) fn usage(cached_tokens: usize, completion_tokens: usize) -> Usage {

@@ -22,7 +22,7 @@ use crate::prepare;
 use crate::reply::EventReply;
 use crate::request::identifier;
 use crate::shared::Shared;
-use reply::{Head, Reply};
+use reply::{Reply, ResponseHead};
 
 /// Answers a conversation.
 pub(crate) async fn respond(
@@ -34,7 +34,8 @@ pub(crate) async fn respond(
     let model = shared.model()?.name.clone();
     let answers =
         prepare::begin(&shared, vec![asked.request], share).await.map_err(Reply::in_own_words)?;
-    let head = Head { suffix: identifier(""), created: now_unix_s(), model, echo: asked.echo };
+    let head =
+        ResponseHead { suffix: identifier(""), created: now_unix_s(), model, echo: asked.echo };
     let reply = Reply::new(head, asked.offers, asked.extras);
     crate::reply::write(&shared, &headers, asked.streams, reply, answers).await
 }

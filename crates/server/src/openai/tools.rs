@@ -1,4 +1,4 @@
-//! Reading tools and what a client wants done with them, with the older `functions` beside them.
+//! Reading tools and what a client wants done with them, and the older `functions`.
 
 use engine::session::{AnswerRequest, Input};
 use serde_json::Value;
@@ -83,7 +83,7 @@ fn read_choice(fields: &Fields<'_>, choice: &Value, request: &mut AnswerRequest)
     match choice.string("type")?.unwrap_or_default() {
         "function" => request.tool_choice = Choice::Named(named_function(&choice)?),
         "allowed_tools" => {
-            // Its members stand in an object of the same name, or beside the type.
+            // Its members stand in an object of the same name, or next to the type.
             let allowed = choice.fields("allowed_tools")?.unwrap_or(choice);
             allow_only(&allowed, request)?;
         }
@@ -95,7 +95,7 @@ fn read_choice(fields: &Fields<'_>, choice: &Value, request: &mut AnswerRequest)
     Ok(())
 }
 
-/// `{"function": {"name": …}}`, or the name beside the type.
+/// `{"function": {"name": …}}`, or the name next to the type.
 fn named_function(choice: &Fields<'_>) -> Result<String> {
     let inner = choice.fields("function")?;
     if inner.is_none() && choice.get("name").is_none() {
@@ -231,7 +231,7 @@ mod tests {
         );
         refused(&json!({"functions": [{"name": "f"}], "function_call": 1}), "function_call");
         refused(&json!({"functions": [{}]}), "functions[0].name");
-        // Tools come first, and what is wrong beside them is named all the same.
+        // Tools come first, and what is wrong after them is named all the same.
         let both =
             json!({"tools": [tool("g")], "functions": [{"name": "f"}], "function_call": "none"});
         check(&both, &["g"], &Choice::Auto);

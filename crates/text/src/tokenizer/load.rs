@@ -1,6 +1,6 @@
 //! From the bytes of a tokenizer.json to a tokenizer of the `tokenizers` crate that has been tried.
 //!
-//! Everything the crate does here is inside the boundary, and what goes wrong is told with the part of the
+//! Everything the crate does here is inside the boundary, and what goes wrong is reported with the part of the
 //! file it comes from. A short text with a bit of everything is encoded and decoded once: what panics on
 //! that is refused with the file, and not with every prompt.
 

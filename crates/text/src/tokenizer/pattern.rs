@@ -1,4 +1,4 @@
-//! What a regular expression of a tokenizer.json may cost, told before it is compiled.
+//! What a regular expression of a tokenizer.json may cost, computed before it is compiled.
 //!
 //! The engine unrolls counted repetitions, each part of an expression up to 10 MB, and does not add them up.
 //! Here an expression's size is reckoned from its text: characters and classes, times the counts around them.

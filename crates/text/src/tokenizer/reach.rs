@@ -32,7 +32,7 @@ pub(super) struct Reach {
     longest: usize,
     /// What brings text to its composed form, if anything does.
     composes: bool,
-    /// Whether a token may take the white space beside it.
+    /// Whether a token may take adjacent white space.
     takes_space: bool,
     /// What the decoder writes for marks of the vocabulary: marks in a text are taken for it.
     replacements: Vec<(String, String)>,

@@ -132,7 +132,7 @@ impl Envelope {
             }
             "id" => Some(Role::Id),
             "type" => Some(Role::Ignored),
-            // What stands beside a call does not undo it.
+            // Text next to a call does not undo it.
             _ if self.is_begun => Some(Role::Ignored),
             _ => None,
         }

@@ -1,7 +1,7 @@
 //! gpt-oss: an answer is a row of messages, each with a header of role, recipient and channel, and a body.
 //!
 //! `<|channel|>analysis<|message|>` is thinking, `final` the answer, a message `to=functions.NAME` a call whose
-//! body is its arguments. A body to anyone else is shown as text, and headers never are. The prompt ends
+//! body is its arguments. A body to any other recipient is shown as text, and headers never are. The prompt ends
 //! inside the first header.
 
 use super::Tool;

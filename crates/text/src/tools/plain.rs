@@ -14,7 +14,7 @@ use super::scan::NAME_LIMIT_BYTES;
 use super::{Tool, ToolFormat};
 use crate::{Error, Result};
 
-/// Longest name of an argument: readers take [`NAME_LIMIT_BYTES`], with the attributes beside it.
+/// Longest name of an argument: readers take [`NAME_LIMIT_BYTES`], plus the attributes.
 const KEY_LIMIT_BYTES: usize = NAME_LIMIT_BYTES - 32;
 
 /// Schemas and values that are looked at to list the values of a tool's arguments; what is left then is not listed.

@@ -140,7 +140,7 @@ pub(super) fn side_files(
     ]
 }
 
-/// One weight file; `progress` is told of every few bytes.
+/// One weight file; `progress` receives every few bytes.
 pub(super) fn write_shard(
     path: &Path,
     shard: &Shard,

@@ -17,7 +17,7 @@ const CHUNKS_AHEAD: usize = 2;
 /// Q4_1: scale, bias and codes of 32 weights.
 const Q4_1_BYTES: usize = 4 + BLOCK_BYTES;
 
-/// Is told how many of how many bytes are written; an error ends it.
+/// Receives how many of how many bytes are written; an error ends it.
 pub type Progress<'a> = &'a dyn Fn(u64, u64) -> Result<(), Error>;
 
 /// A tensor of a file.

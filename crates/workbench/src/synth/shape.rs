@@ -72,7 +72,7 @@ impl Delta {
     }
 }
 
-/// Sliding layers with a global one after every five, and a dense layer beside the experts.
+/// Sliding layers with a global one after every five, and a dense layer parallel to the experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gemma {
     pub(crate) window: usize,

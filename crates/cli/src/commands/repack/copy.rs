@@ -1,4 +1,4 @@
-//! Files onto the disk: written beside their place, synchronised, read back, and only then renamed.
+//! Files onto the disk: written next to their place, synchronised, read back, and only then renamed.
 //!
 //! So a file under its own name is whole and was found on the disk as it should be. A few megabytes are in
 //! memory, however large the file.
@@ -17,10 +17,10 @@ use crate::report::Interrupted;
 /// stretches that keep a disk busy.
 const CHUNK_BYTES: u64 = 8 << 20;
 
-/// Who watches over a long piece of work.
+/// Observes a long piece of work.
 #[derive(Clone, Copy)]
 pub(super) struct Watch<'a> {
-    /// Is told of every stretch of bytes that is written, and again when it is checked.
+    /// Receives every stretch of bytes that is written, and again when it is checked.
     pub(super) advance: &'a dyn Fn(u64),
     /// Whether to stop.
     pub(super) stop: &'a dyn Fn() -> bool,

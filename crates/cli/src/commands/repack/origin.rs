@@ -78,7 +78,7 @@ impl Origin {
         }
     }
 
-    /// The files beside the weights, sorted.
+    /// The files next to the weights, sorted.
     pub(super) fn side_names(&self) -> Result<Vec<String>> {
         match &self.place {
             Place::Folder(folder) => {

@@ -157,7 +157,7 @@ fn file_pages_of_the_group_that_limits_us() {
         ("/sys/fs/cgroup/a/memory.stat", "file 6000\n"),
     ];
     assert_eq!(usage(tree(&v2).path()).group_file_bytes, Some(2100));
-    // Without a limit nobody counts.
+    // Without a limit nothing is counted.
     assert_eq!(usage(tree(&[V2[0], V2[1], v2[3]]).path()).group_file_bytes, None);
 }
 

@@ -173,7 +173,7 @@ fn custom_parameters() -> Value {
     })
 }
 
-/// A model that is not held to a tool's grammar has to be told of it.
+/// A model that is not held to a tool's grammar needs it in the prompt.
 fn custom_description(tool: &Fields<'_>) -> Result<String> {
     let mut description = tool.string("description")?.unwrap_or_default().to_owned();
     if let Some(format) = tool.fields("format")?

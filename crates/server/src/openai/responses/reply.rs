@@ -42,7 +42,7 @@ const SUMMARY: Place = Place {
 
 /// What is known of a response before its answer.
 #[derive(Debug)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     /// What all ids of this response have in common.
     pub(crate) suffix: String,
     pub(crate) created: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Head {
     pub(crate) echo: Map<String, Value>,
 }
 
-/// What is to be in a response beside the answer.
+/// What is to be in a response in addition to the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extras {
     pub(crate) logprobs: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Extras {
 /// A response under way.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    head: Head,
+    head: ResponseHead,
     offers: Offers,
     extras: Extras,
     items: Vec<Item>,
@@ -99,7 +99,7 @@ enum Body {
 }
 
 impl Reply {
-    pub(crate) fn new(head: Head, offers: Offers, extras: Extras) -> Reply {
+    pub(crate) fn new(head: ResponseHead, offers: Offers, extras: Extras) -> Reply {
         Reply {
             head,
             offers,
@@ -365,15 +365,15 @@ impl EventReply for Reply {
 
     fn fail(&mut self, error: ApiError) -> Vec<Event> {
         let mut events = Vec::new();
-        let told = json!({"code": error.code, "message": error.message, "param": error.param});
-        self.tell("error", told, &mut events);
+        let fault = json!({"code": error.code, "message": error.message, "param": error.param});
+        self.tell("error", fault, &mut events);
         self.outcome = Outcome::Failed(error);
         self.tell_whole("response.failed", &mut events);
         events
     }
 
     fn whole(&self) -> Value {
-        let Head { suffix, created, model, echo } = &self.head;
+        let ResponseHead { suffix, created, model, echo } = &self.head;
         let (status, error, incomplete, usage) = match &self.outcome {
             Outcome::UnderWay => ("in_progress", Value::Null, Value::Null, Value::Null),
             Outcome::Failed(error) => ("failed", error_json(error), Value::Null, Value::Null),
@@ -482,7 +482,7 @@ impl Body {
     }
 }
 
-/// An item that is just added has no part yet: clients append it when they are told of it.
+/// An item that is just added has no part yet: clients append it when it is announced.
 fn parts(body: &Body) -> Vec<Value> {
     let is_empty = match body {
         Body::Reasoning { text, .. } | Body::Message { text, .. } => text.is_empty(),

@@ -20,7 +20,7 @@ fn offers() -> Offers {
 
 fn reply(extras: Extras) -> Reply {
     let echo = Map::from_iter([("metadata".to_owned(), json!({"k": "v"}))]);
-    let head = Head { suffix: "1".to_owned(), created: 7, model: "m".to_owned(), echo };
+    let head = ResponseHead { suffix: "1".to_owned(), created: 7, model: "m".to_owned(), echo };
     Reply::new(head, offers(), extras)
 }
 

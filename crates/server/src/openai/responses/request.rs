@@ -36,7 +36,7 @@ const ECHOED: [&str; 12] = [
 
 /// A request that was understood.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ResponsesRequest {
     pub(crate) request: AnswerRequest,
     pub(crate) offers: Offers,
     pub(crate) extras: Extras,
@@ -47,7 +47,7 @@ pub(crate) struct Asked {
 }
 
 /// Reads a request.
-pub(crate) fn read(body: &Value) -> Result<Asked> {
+pub(crate) fn read(body: &Value) -> Result<ResponsesRequest> {
     let fields = Fields::of_body(body)?;
     check_names(&fields)?;
     check_ignored(&fields)?;
@@ -70,7 +70,7 @@ pub(crate) fn read(body: &Value) -> Result<Asked> {
     let extras = read_extras(&fields, &mut request)?;
     let streams = fields.bool("stream")?.unwrap_or(false);
     let echo = echo(&fields)?;
-    Ok(Asked { request, offers, extras, streams, echo })
+    Ok(ResponsesRequest { request, offers, extras, streams, echo })
 }
 
 /// What is ignored is to be of the right type too: a client that sends something else meant something else.
@@ -125,7 +125,7 @@ fn read_settings(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<()>
     }
 }
 
-/// What is to be in the response beside the answer.
+/// What is to be in the response in addition to the answer.
 fn read_extras(fields: &Fields<'_>, request: &mut AnswerRequest) -> Result<Extras> {
     let include = fields.strings("include")?;
     let wants = |what: &str| include.iter().any(|one| one == what);

@@ -14,7 +14,7 @@ fn with(more: Value) -> Value {
     body
 }
 
-fn asked(more: Value) -> Asked {
+fn asked(more: Value) -> ResponsesRequest {
     read(&with(more)).unwrap()
 }
 

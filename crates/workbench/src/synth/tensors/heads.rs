@@ -1,4 +1,4 @@
-//! The tensors of draft heads: an MTP layer as it lies beside its model, and a DFlash draft as z-lab publishes it.
+//! The tensors of draft heads: an MTP layer as it lies next to its model, and a DFlash draft as z-lab publishes it.
 //!
 //! Only MLX folders have them, so nothing here has a GGUF name.
 
