@@ -13,6 +13,7 @@ use experts::device::Access;
 use experts::probe::Choice;
 use experts::reader::Method;
 use hub::Environment;
+use jiff::Timestamp;
 use machine::disk::Disk;
 use machine::facts::Facts;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,9 @@ pub(crate) struct Dated<T> {
 impl<T> Dated<T> {
     /// The day, such as `2026-11-15`.
     pub(crate) fn date(&self) -> String {
-        machine::date::of(self.unix_seconds)
+        let seconds = i64::try_from(self.unix_seconds).unwrap_or(i64::MAX);
+        let moment = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
+        moment.strftime("%F").to_string()
     }
 }
 

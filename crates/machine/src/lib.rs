@@ -7,7 +7,6 @@
 
 pub mod amx;
 pub mod cpu;
-pub mod date;
 pub mod descriptors;
 pub mod disk;
 pub mod doctor;

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const SECONDS_PER_DAY: u64 = 86_400;
+use jiff::Timestamp;
 
 /// Seconds since 1970.
 pub(crate) fn unix_seconds(moment: SystemTime) -> u64 {
@@ -15,12 +15,13 @@ pub(crate) fn now_rfc3339() -> String {
     rfc3339(since.as_secs(), since.subsec_micros())
 }
 
-/// A moment, such as `2026-11-15T09:05:31.000125Z`.
+/// A moment, such as `2026-11-15T09:05:31.000125Z`; of what no calendar has, the last there is.
 pub(crate) fn rfc3339(unix_seconds: u64, micros: u32) -> String {
-    let date = machine::date::of(unix_seconds);
-    let second = unix_seconds % SECONDS_PER_DAY;
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{date}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+    let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
+    let moment = Timestamp::from_microsecond(
+        seconds.saturating_mul(1_000_000).saturating_add(i64::from(micros)),
+    );
+    format!("{:.6}", moment.unwrap_or(Timestamp::MAX))
 }
 
 #[cfg(test)]
