@@ -43,7 +43,7 @@ pub(crate) static ALL: &[Builtin] = &[];
 pub(crate) static ALL: &[Builtin] = &[
     Builtin {
         name: "pebble",
-        about: "a small mixture of experts that tells stories, reckons and calls tools",
+        about: "a small mixture of experts that tells stories, does arithmetic and calls tools",
         files: files!("pebble": "config.json", "generation_config.json", "model.safetensors",
             "mtp.safetensors", "model.safetensors.index.json", "tokenizer.json",
             "tokenizer_config.json", "chat_template.jinja"),
