@@ -2,12 +2,14 @@
 //!
 //! Schemas come from clients: every walk over one is bounded, whatever its references and alternatives.
 
+mod closed;
 mod intersections;
 pub(crate) mod limits;
 mod parts;
 mod references;
 mod types;
 
+pub use closed::closed;
 pub use parts::{DEFINITIONS, definitions_of, settled};
 pub use references::{leave_expressions_out, plainly_referring};
 pub use types::{Alternatives, Types, members, target};

@@ -7,7 +7,6 @@
 mod manage;
 mod reply;
 mod request;
-mod schema;
 
 use std::sync::Arc;
 use std::time::Instant;

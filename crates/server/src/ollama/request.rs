@@ -9,7 +9,6 @@ use text::tools::Tool;
 use crate::conversation::{Assistant, Conversation};
 use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
-use crate::ollama::schema;
 use crate::request::{add_tool, read_sampling, read_stop};
 
 /// The most likely tokens that may be asked for in place of each.
@@ -197,7 +196,9 @@ fn format(fields: &Fields<'_>) -> Result<Option<Grammar>> {
         None => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
         Some(Value::String(text)) if text == "json" => Ok(Some(Grammar::JsonObject)),
-        Some(schema @ Value::Object(_)) => Ok(Some(Grammar::JsonSchema(schema::closed(schema)))),
+        Some(schema @ Value::Object(_)) => {
+            Ok(Some(Grammar::JsonSchema(grammar::schema::closed(schema))))
+        }
         Some(Value::String(text)) => {
             Err(fields.error("format", format!("must be json or a JSON schema, got {text:?}")))
         }

@@ -1,4 +1,4 @@
-//! Schemas as Ollama takes them: an object has the properties that its schema lists and no others.
+//! Closed schemas: an object has the properties that its schema lists and no others, as Ollama takes them.
 //!
 //! JSON Schema lets an object have any further property unless `additionalProperties` says no, and a model
 //! would make some up. Ollama's grammars know only what is listed (llama.cpp's `json-schema-to-grammar`).
@@ -8,12 +8,14 @@
 
 use serde_json::{Map, Value};
 
+use super::DEFINITIONS;
+
 /// Keys whose schemas hold for what the schema they stand in describes, too.
 const FURTHER: [&str; 8] =
     ["allOf", "anyOf", "oneOf", "$ref", "not", "if", "dependentSchemas", "patternProperties"];
 
 /// The schema with its objects closed. Recursion is as deep as the request, which JSON's reader bounds.
-pub(super) fn closed(schema: &Value) -> Value {
+pub fn closed(schema: &Value) -> Value {
     let mut closed = schema.clone();
     // A schema that is referred to from among several must stay open, wherever it stands.
     if close(&mut closed) { closed } else { schema.clone() }
@@ -29,7 +31,7 @@ fn close(schema: &mut Value) -> bool {
         schema.insert("additionalProperties".to_owned(), false.into());
     }
     schema.iter_mut().all(|(key, value)| match (key.as_str(), value) {
-        ("properties" | "$defs" | "definitions", Value::Object(named)) => {
+        (key, Value::Object(named)) if key == "properties" || DEFINITIONS.contains(&key) => {
             named.values_mut().all(close)
         }
         ("anyOf" | "oneOf" | "allOf" | "prefixItems" | "items", Value::Array(list)) => {
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_something_of_others_is_heard() {
+    fn a_schema_that_mentions_others_stays() {
         let mut schema = open("a");
         for says in [json!(true), json!(false), json!({"type": "integer"})] {
             schema["additionalProperties"] = says;
@@ -141,7 +143,7 @@ mod tests {
         stays(&json!({"required": ["a"], "oneOf": [open("a"), open("b")]}));
         stays(&json!({"anyOf": [open("a"), open("b")], "oneOf": [open("c"), open("d")]}));
         stays(&json!({"properties": {"a": open("x")}, "patternProperties": {"^a": open("y")}}));
-        // Beside others that need not.
+        // Next to others that need not.
         let both = json!({"allOf": [open("a"), open("b")]});
         check(
             &json!({"properties": {"both": both, "one": open("c")}}),
