@@ -42,6 +42,7 @@ mod wire;
 mod anthropic;
 mod inspect;
 mod live;
+mod live_sample;
 mod ollama;
 mod openai;
 mod page;

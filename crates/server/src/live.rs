@@ -4,58 +4,34 @@
 //! happens. The engine's thread takes the numbers between two steps and hands them on as they are; what is
 //! written for viewers is written on their side. Without viewers nothing of the grid is counted.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::Response;
 use engine::{Engine, Load};
-use runtime::{ExpertActivity, ExpertLoad};
+use runtime::ExpertLoad;
 use serde_json::{Value, json};
-use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::broadcast::error::RecvError;
 
 use crate::error::ApiError;
 use crate::fields::Result;
-use crate::model::{Model, Pulse};
+use crate::live_sample::LiveSample;
+use crate::model::{Model, Pulse, Rates};
 use crate::shared::Shared;
 use crate::speculation::Speculating;
 use crate::wire::{self, Framing, KeepAlive};
 
 /// Viewers at once.
 const MOST_VIEWERS: usize = 16;
-/// Beats that a viewer may be behind.
-const SAMPLES: usize = 4;
 /// Between samples while something happens, and while nothing does.
 const BUSY: Duration = Duration::from_millis(250);
 const IDLE: Duration = Duration::from_secs(2);
 /// After so long without a sample (a long step) a comment keeps the stream of a viewer alive.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The longest list of a sample.
-const MOST_CELLS: usize = 4096;
 /// Reading the statistics of a streamed bank copies some kilobytes: not after every step.
 const STATISTICS: Duration = Duration::from_millis(50);
-
-/// Where the engine's thread and viewers meet.
-#[derive(Debug)]
-pub(crate) struct Live {
-    viewers: AtomicUsize,
-    /// `None` is the end.
-    samples: broadcast::Sender<Option<Arc<LiveSample>>>,
-}
-
-impl Default for Live {
-    fn default() -> Live {
-        Live { viewers: AtomicUsize::new(0), samples: broadcast::channel(SAMPLES).0 }
-    }
-}
-
-impl Live {
-    /// How many look on.
-    pub(crate) fn viewers(&self) -> usize {
-        self.viewers.load(Ordering::Relaxed)
-    }
-}
 
 /// A viewer's place.
 struct Seat(Arc<Shared>);
@@ -132,80 +108,6 @@ pub(crate) fn plan_json(plan: &runtime::Plan) -> Value {
     })
 }
 
-/// What happened since the sample before.
-#[derive(Debug, Default)]
-struct LiveSample {
-    /// Since the server started.
-    seconds: f64,
-    rates: Rates,
-    load: Load,
-    limit: usize,
-    memory_bytes: u64,
-    disk_bytes_per_second: Option<f64>,
-    grid: Option<ExpertActivity>,
-    speculation: Option<Speculating>,
-    /// Written by the first viewer that needs it.
-    value: OnceLock<Value>,
-}
-
-impl LiveSample {
-    fn value(&self) -> &Value {
-        self.value.get_or_init(|| {
-            let LiveSample { rates, load, .. } = self;
-            json!({
-                "t": self.seconds,
-                "prefill_tok_s": rates.prefill,
-                "decode_tok_s": rates.decode,
-                "active": load.active,
-                "prefilling": load.prefilling,
-                "queued": load.queued,
-                "limit": self.limit,
-                "pool": {"pages": load.pages, "free": load.free_pages},
-                "cache": {"entries": load.cache_entries, "tokens": load.cache_tokens},
-                "memory_bytes": self.memory_bytes,
-                "hit_rate": rates.hits,
-                "read_bytes_s": rates.read_bytes,
-                "disk_bytes_s": self.disk_bytes_per_second,
-                "grid": self.grid.as_ref().map(grid_json),
-                "speculation": self.speculation.as_ref().and_then(Speculating::sample),
-            })
-        })
-    }
-}
-
-fn grid_json(grid: &ExpertActivity) -> Value {
-    let uses = grid
-        .uses
-        .iter()
-        .take(MOST_CELLS)
-        .map(|&(layer, expert, rows)| json!([layer, expert, rows]));
-    let reads = grid.reads.iter().take(MOST_CELLS).map(|&(layer, expert)| json!([layer, expert]));
-    json!({
-        "resident": base64::encode(&grid.resident),
-        "hits": uses.collect::<Vec<_>>(),
-        "reads": reads.collect::<Vec<_>>(),
-    })
-}
-
-/// What happens a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Rates {
-    /// Tokens of prompts.
-    pub(crate) prefill: f64,
-    /// Tokens of answers.
-    pub(crate) decode: f64,
-    /// Share of the wanted experts that were in memory, if any were wanted of those that stream.
-    pub(crate) hits: Option<f64>,
-    /// Bytes of experts, if they stream.
-    pub(crate) read_bytes: Option<f64>,
-}
-
-impl Rates {
-    fn is_still(&self) -> bool {
-        self.prefill == 0.0 && self.decode == 0.0
-    }
-}
-
 /// Counters at a moment, to see what has changed since.
 #[derive(Clone, Debug, Default)]
 struct Mark {
@@ -245,7 +147,7 @@ pub(crate) struct Feed {
     shared: Arc<Shared>,
     mark: Mark,
     rates: Rates,
-    last_beat: Instant,
+    last_sample: Instant,
     last_statistics: Instant,
     is_watched: bool,
 }
@@ -257,7 +159,7 @@ impl Feed {
             shared,
             mark: Mark::default(),
             rates: Rates::default(),
-            last_beat: now,
+            last_sample: now,
             last_statistics: now,
             is_watched: false,
         }
@@ -267,7 +169,7 @@ impl Feed {
     pub(crate) fn after_step(&mut self, engine: &Engine, step: Option<Duration>) {
         let Ok(model) = self.shared.model().cloned() else { return };
         let now = Instant::now();
-        let is_first = self.mind_the_viewers(engine);
+        let is_first = self.notice_viewers(engine);
         let due = is_first || self.is_due(now, step.is_some());
         let load = engine.load();
         let reads_all = due || engine.is_idle() || now - self.last_statistics >= STATISTICS;
@@ -278,8 +180,8 @@ impl Feed {
         let speculation = if reads_all { Speculating::of(engine) } else { None };
         if due {
             let mark = Mark::of(&load, experts.as_ref());
-            self.rates = self.mark.rates(&mark, now - self.last_beat);
-            (self.mark, self.last_beat) = (mark, now);
+            self.rates = self.mark.rates(&mark, now - self.last_sample);
+            (self.mark, self.last_sample) = (mark, now);
         }
         if due && self.is_watched {
             self.sample(engine, &load, experts.as_ref(), speculation.clone());
@@ -291,7 +193,7 @@ impl Feed {
     }
 
     /// Whether the first viewer has come.
-    fn mind_the_viewers(&mut self, engine: &Engine) -> bool {
+    fn notice_viewers(&mut self, engine: &Engine) -> bool {
         let is_watched = self.shared.live.viewers() > 0;
         let has_changed = is_watched != self.is_watched;
         if has_changed {
@@ -303,7 +205,7 @@ impl Feed {
 
     fn is_due(&self, now: Instant, has_stepped: bool) -> bool {
         let every = if has_stepped || !self.rates.is_still() { BUSY } else { IDLE };
-        now - self.last_beat >= every
+        now - self.last_sample >= every
     }
 
     fn sample(
@@ -340,59 +242,6 @@ mod tests {
     use super::*;
     use crate::Options;
     use engine::Counters;
-
-    #[test]
-    fn a_beat_has_what_the_page_draws() {
-        let load = Load {
-            active: 3,
-            prefilling: 1,
-            queued: 2,
-            pages: 64,
-            free_pages: 40,
-            ..Load::default()
-        };
-        let sample = LiveSample {
-            seconds: 1.5,
-            rates: Rates { prefill: 10.0, decode: 4.0, hits: Some(0.75), read_bytes: Some(1e6) },
-            load,
-            limit: 256,
-            memory_bytes: 77,
-            disk_bytes_per_second: Some(2e9),
-            grid: Some(ExpertActivity {
-                uses: vec![(0, 3, 2)],
-                reads: vec![(1, 9)],
-                // Layer 0 with 12 experts has experts 0 and 9; layer 1 has expert 1: bit 13.
-                resident: vec![0b0000_0001, 0b0010_0010],
-            }),
-            speculation: Some(Speculating::example()),
-            value: OnceLock::new(),
-        };
-        let expect = json!({
-            "t": 1.5, "prefill_tok_s": 10.0, "decode_tok_s": 4.0, "active": 3, "prefilling": 1, "queued": 2,
-            "limit": 256, "pool": {"pages": 64, "free": 40}, "cache": {"entries": 0, "tokens": 0},
-            "memory_bytes": 77, "hit_rate": 0.75, "read_bytes_s": 1e6, "disk_bytes_s": 2e9,
-            "grid": {"resident": "ASI=", "hits": [[0, 3, 2]], "reads": [[1, 9]]},
-            "speculation": {"acceptance": 0.75, "gain": 1.5},
-        });
-        assert_eq!(*sample.value(), expect);
-        let plain = LiveSample::default();
-        assert_eq!(plain.value()["grid"], Value::Null);
-        assert_eq!(plain.value()["speculation"], Value::Null);
-        assert_eq!(plain.value()["hit_rate"], Value::Null);
-        assert_eq!(plain.value()["disk_bytes_s"], Value::Null);
-    }
-
-    #[test]
-    fn lists_are_cut() {
-        let many = ExpertActivity {
-            uses: (0..5000).map(|expert| (0, expert, 1)).collect(),
-            reads: (0..5000).map(|expert| (0, expert)).collect(),
-            resident: Vec::new(),
-        };
-        let grid = grid_json(&many);
-        assert_eq!(grid["hits"].as_array().unwrap().len(), MOST_CELLS);
-        assert_eq!(grid["reads"].as_array().unwrap().len(), MOST_CELLS);
-    }
 
     #[test]
     fn rates_are_of_what_changed() {

@@ -7,7 +7,6 @@ use engine::{Engine, Load};
 use runtime::{ExpertLoad, Plan};
 
 use crate::engine_thread::EngineHandle;
-use crate::live::Rates;
 use crate::speculation::Speculating;
 
 /// What is known of the model once it is loaded.
@@ -71,6 +70,26 @@ impl Pulse {
             experts: engine.runner().expert_load(),
             speculation: Speculating::of(engine),
         }
+    }
+}
+
+/// What happens a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Rates {
+    /// Tokens of prompts.
+    pub(crate) prefill: f64,
+    /// Tokens of answers.
+    pub(crate) decode: f64,
+    /// Share of the wanted experts that were in memory, if any were wanted of those that stream.
+    pub(crate) hits: Option<f64>,
+    /// Bytes of experts, if they stream.
+    pub(crate) read_bytes: Option<f64>,
+}
+
+impl Rates {
+    /// Whether no token was computed.
+    pub(crate) fn is_still(&self) -> bool {
+        self.prefill == 0.0 && self.decode == 0.0
     }
 }
 

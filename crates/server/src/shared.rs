@@ -10,7 +10,7 @@ use crate::Options;
 use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::hosts::Hosts;
-use crate::live::Live;
+use crate::live_sample::Live;
 use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::turns::Turns;
