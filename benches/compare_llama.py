@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""millstream beside llama.cpp on the same machine, threads and weights, in turns.
+"""millstream against llama.cpp on the same machine, threads and weights, in turns.
 
     pip install xllamacpp gguf
     cargo build --release

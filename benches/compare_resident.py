@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a model that fits in memory pays for being able to stream: `bench` in auto beside `--stream-experts never`.
+"""What a model that fits in memory pays for being able to stream: `bench` in auto against `--stream-experts never`.
 
     cargo build --release
     benches/compare_resident.py                       # 12 layers of Qwen3.5-35B-A3B, 7 GB, which must fit

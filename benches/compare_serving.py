@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Many HTTP clients of millstream beside as many of llama.cpp's server, on the same machine, threads and weights, in turns.
+"""Many HTTP clients of millstream against as many of llama.cpp's server, on the same machine, threads and weights, in turns.
 
     pip install xllamacpp gguf
     cargo build --release

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""millstream beside llama.cpp on a model larger than memory: same weights, threads and kernel limit, in turns.
+"""millstream against llama.cpp on a model larger than memory: same weights, threads and kernel limit, in turns.
 
     pip install xllamacpp gguf
     cargo build --release
@@ -48,7 +48,7 @@ ALLOWANCE_BYTES = 64 << 20
 # What `millstream bench` says of a run that reads experts. Two tokens after a long prompt say nothing of decoding.
 SAID_OF_DECODING = ("hit_rate", "read_bytes_per_token", "read_share", "bound_share", "ideal_share", "peak_bytes")
 SAID = {"decode": SAID_OF_DECODING, "cold": SAID_OF_DECODING, "prefill": ("peak_bytes",)}
-# Where the project wants to be; shown beside what was measured.
+# Where the project wants to be; shown next to what was measured.
 GOALS = {("decode", "llama_tuned"): 1.5, ("decode", "llama_default"): 8.0, ("prefill", "llama_tuned"): 3.0}
 BOUND_GOAL = READ_GOAL = 0.9
 PREFILL_GEN_TOKENS = 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether speculation is ever slower: every source, in memory and streamed, beside plain decoding.
+"""Whether speculation is ever slower: every source, in memory and streamed, against plain decoding.
 
     cargo build --release
     benches/never_slower.py                       # Pebble, and 12 layers of Qwen3.5-35B-A3B: 9 GB with what drafts
@@ -62,7 +62,7 @@ def save(args, cells):
     m = machine()
     facts = (f"{peer.facts(m)}; "
              f"{args.threads} threads.")
-    lines = [f"# Speculation beside plain decoding, {datetime.date.today()}", "", facts, "",
+    lines = [f"# Speculation against plain decoding, {datetime.date.today()}", "", facts, "",
              f"Speed with drafts over speed without: mean of {args.pairs} interleaved pairs, 90 % interval of the mean. "
              f"{len(cells)} cells, {len(failed)} with an upper end below {LEAST}.", "",
              "| model | source | experts in memory | ratio | 90 % interval | tokens a pass |", "|---|---|---|---|---|---|"]

@@ -96,7 +96,7 @@ def synthesize(millstream, like, layers, seed, folder, router=None, formats=("ml
 
 def synthesize_heads(millstream, like, layers, seed, mlx):
     """Draft heads for a generated model, made if they are not there: its MTP head goes into the model's own folder,
-    beside weights that stay as they are; the folder of its DFlash draft is returned."""
+    next to weights that stay as they are; the folder of its DFlash draft is returned."""
     dflash = mlx.with_name(f"{mlx.name}-dflash")
     for head, out, whole in (("mtp", mlx, mlx / "mtp.safetensors"), ("dflash", dflash, dflash / "config.json")):
         if not whole.exists():

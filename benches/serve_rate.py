@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the server costs: one client beside `millstream bench`, a second turn.
+"""What the server costs: one client against `millstream bench`, a second turn.
 
     cargo build --release
     benches/serve_rate.py                        # 12 layers of Qwen3.5-35B-A3B, 7 GB; and Pebble

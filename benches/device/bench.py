@@ -6,7 +6,7 @@
     ./bench.py --out result.json -- --threads 8          # what follows `--` goes to `millstream bench`
 
 Wants Python 3.8 and nothing else; no network, no model file. A shape that cannot be measured is in the JSON with its error,
-and the exit code is 1. Files in `vulkan/` beside this script are used before the machine's own.
+and the exit code is 1. Files in `vulkan/` next to this script are used before the machine's own.
 """
 
 import argparse

@@ -18,7 +18,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Outcome> {
     let (present, absent): (Vec<&str>, Vec<&str>) =
         foreign.partition(|target| workspace.has_target(target));
     for target in present {
-        // Clippy is `cargo check` that can be told to fail at warnings without building dependencies anew.
+        // Clippy is `cargo check` that can be made to fail at warnings without building dependencies anew.
         let mut cargo = workspace.cargo();
         cargo.args(["clippy", "--workspace", "--target", target, "--", "-D", "warnings"]);
         run_command(&mut cargo)?;

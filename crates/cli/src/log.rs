@@ -13,7 +13,7 @@ use crate::console::{Console, Tone};
 pub(crate) fn start(level: Level, console: Console) {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        // Told with a macro that panics: a log that is full or closed would take a request with it.
+        // Written with a macro that panics: a log that is full or closed would take a request with it.
         .log_internal_errors(false)
         .with_max_level(level)
         .event_format(Line { console })

@@ -45,7 +45,7 @@ fn serve(model: &str, slots: usize) -> Counted {
     let bank = engine.runner().streamed().expect("a streamed bank");
     bank.record_routing(&path, 0).expect("log");
     for index in 0..8 {
-        // Prompts that pass through beside answers, and short ones that are kept.
+        // Prompts that pass through alongside answers, and short ones that are kept.
         let count = [100, 3, 17, 70][index % 4];
         let token =
             |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(97 * index as u32) >> 9) % vocab;

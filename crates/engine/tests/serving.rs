@@ -77,13 +77,13 @@ fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Request {
 /// What became of a request.
 #[derive(Clone, Debug, Default)]
 struct Outcome {
-    /// Of the prompt, as last told.
+    /// Of the prompt, as last reported.
     left_to_read: usize,
     tokens: Vec<u32>,
     end: Option<(FinishReason, Usage)>,
 }
 
-/// An engine and what it told.
+/// An engine and what it reported.
 struct World {
     engine: Engine,
     outcomes: BTreeMap<RequestId, Outcome>,
@@ -114,7 +114,7 @@ impl World {
                 }
                 Event::Token { id, sampled } => {
                     let outcome = self.outcomes.get_mut(&id).unwrap();
-                    // Who begins again after a preemption reads its own tokens, too, the last as ever.
+                    // A request that begins again after a preemption reads its own tokens, too, the last as ever.
                     let is_read = outcome.left_to_read == 0 || !outcome.tokens.is_empty();
                     assert!(is_read, "a token amid the prompt");
                     assert!(outcome.end.is_none(), "a token after the end");
@@ -339,7 +339,7 @@ fn a_turn_that_is_told_otherwise_begins_at_the_callers_checkpoint() {
         // Hints that make no sense are left out.
         let checkpoints = vec![1987, 0, 5000, 2000, usize::MAX, 1987];
         world.serve(&Request { checkpoints, ..greedy(first.clone(), 200) });
-        // What follows the last user turn was thinking, and is not told again.
+        // What follows the last user turn was thinking, and is not repeated.
         let second = greedy(join(&[&first[..1987], &tokens(2, 60)]), 10);
         let (answer, usage) = world.serve(&second);
         assert_eq!(usage.cached_tokens, 1987, "{model}");
@@ -592,7 +592,7 @@ fn later_answers_are_not_passed_for_ever_by_those_that_come() {
         world.step();
     }
     let places = first.iter().map(|id| order.iter().position(|other| other == id));
-    // A round is as long as the last one, and who came in it more.
+    // A round is as long as the last one, and requests that came in it more.
     assert_eq!(places.collect::<Vec<_>>(), [0, 2, 5, 9].map(Some));
     world.finish();
     world.check_empty();
@@ -602,7 +602,7 @@ fn later_answers_are_not_passed_for_ever_by_those_that_come() {
 fn who_is_set_back_stands_before_those_that_come() {
     let small = Options { context: 1024, pool_tokens: Some(1024), checkpoints: 0, ..options() };
     let mut world = World::new(FULL, &small);
-    // Both are let in, and then write more than was reckoned with.
+    // Both are let in, and then write more than was expected.
     let ids = [1, 2].map(|seed| world.submit(&greedy(tokens(seed, 200), 500)));
     while world.engine.load().counters.preemptions == 0 {
         world.step();

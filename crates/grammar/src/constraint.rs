@@ -37,7 +37,7 @@ impl Constraint {
     }
 
     /// Notes the token that came, and has the next mask computed meanwhile. What is wrong with the token is
-    /// told by the next [`Constraint::mask`].
+    /// reported by the next [`Constraint::mask`].
     pub fn accept(&mut self, token: u32) {
         if self.slot.accept(token) {
             self.shared.workers.send(&self.slot);

@@ -298,7 +298,7 @@ fn words_are_free_until_the_opener() {
         check_from(before, &["1", "<"], Some(&["1"]));
         check_from(before, &["a", "1", "think>", "<"], Some(&["1"]));
     }
-    // Who thinks may write what it likes, an opener too, and may end there.
+    // While thinking, a model may write what it likes, an opener too, and may end there.
     check_from(thinking, &[], None);
     check_from(thinking, &["<", "a"], None);
     check_from(thinking, &["a", "</think>"], None);

@@ -68,7 +68,7 @@ const SHOW_THINKING: [&str; 14] = [
     "qwen3",
 ];
 
-/// Those that drop words beside calls, and take words apart from them for a turn too many.
+/// Those that drop words next to calls, and take words apart from them for a turn too many.
 const DROP_WORDS: [&str; 2] = ["gh-Mistral-Small-3.2-24B-Instruct-2506", "mistral_nemo"];
 
 fn weather() -> Value {

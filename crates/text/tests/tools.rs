@@ -412,7 +412,7 @@ fn without_tools_markers_are_words() {
     assert_eq!(events, [Piece::Reasoning("a".to_owned()), Piece::Content("b".to_owned())]);
 }
 
-/// Pieces that answers are made of, beside the markers of a format.
+/// Pieces that answers are made of, in addition to the markers of a format.
 const SHARDS: [&str; 40] = [
     "<function=weather>",
     "<function=",

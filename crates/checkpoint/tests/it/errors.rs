@@ -322,7 +322,7 @@ fn parts_that_do_not_belong_together() {
     );
     check(
         &[("weight", Dtype::I32, &[4, 8]), scales],
-        "\"m.weight\": expected U32 weights beside scales, got I32",
+        "\"m.weight\": expected U32 weights alongside scales, got I32",
     );
     check(
         &[("weight", Dtype::U32, &[5, 8]), scales],

@@ -40,7 +40,7 @@ pub(crate) fn config(json: &[u8]) {
     }
 }
 
-/// An index beside a good configuration and one good shard.
+/// An index next to a good configuration and one good shard.
 pub(crate) fn index(json: &[u8]) {
     let header: &[u8] = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
     let mut shard = (header.len() as u64).to_le_bytes().to_vec();

@@ -179,14 +179,14 @@ fn a_side_file_of_gigabytes_is_told() {
 #[test]
 fn a_file_that_cannot_be_opened_is_not_a_file_that_is_missing() {
     let home = home();
-    let mut told = 0;
+    let mut named = 0;
     // The fewest files with which the headers can be read differ, so one more after the other.
     for files in 3..12 {
         let limits = format!("{ROOM} -n {files}");
         let ran = Ran::from(limited(&home, &limits, &["show", "./model"]).output().unwrap());
         let all = ran.stdout + &ran.stderr;
         assert!(!all.contains("no tokenizer.json") && !all.contains("missing"), "{files}: {all}");
-        told += usize::from(all.contains("tokenizer.json: cannot open: Too many open files"));
+        named += usize::from(all.contains("tokenizer.json: cannot open: Too many open files"));
     }
-    assert!(told > 0, "no number of files is enough for the weights and not for the tokenizer");
+    assert!(named > 0, "no number of files is enough for the weights and not for the tokenizer");
 }

@@ -20,7 +20,7 @@ use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 /// One layer's top k, and all experts.
 pub(crate) const SLOTS: [usize; 2] = [2, 24];
 
-/// Longer than anything here takes, and short enough to be told of what hangs.
+/// Longer than anything here takes, and short enough to report what hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What reads get where some are made to stall. Others get [`PATIENCE`]: a slow disk is not what is tested.

@@ -141,7 +141,7 @@ fn a_prefix_of_the_past_serves_a_head_too() {
     for (name, mut rig) in rigs() {
         let (root, tail) = (tokens(10, 80), tokens(11, 20));
         let kept = fresh(&mut rig, &root);
-        // Who finds it in a cache has pages, but not what the target thought of the last token.
+        // A request that finds it in a cache has pages, but not what the target thought of the last token.
         let reused = |rig: &mut Rig| {
             let mut track = Track { is_last_known: false, ..kept.fork() };
             rig.feed(&mut track, &tail, &[]);

@@ -1,7 +1,7 @@
 //! JSON schemas before they are compiled: limits, references, and how the JSON is written.
 //!
 //! The library follows references by recursion, and copies what a `$ref` leads to wherever other keywords
-//! stand beside it, so a schema of a few lines can ask for any depth and any size. Both are bounded here.
+//! stand next to it, so a schema of a few lines can ask for any depth and any size. Both are bounded here.
 //! Nothing is fetched: references lead into the schema itself.
 //!
 //! What is written: no white space but at most one space after each comma and colon, so that a model that

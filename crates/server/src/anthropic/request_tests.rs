@@ -4,7 +4,7 @@ use super::*;
 use serde_json::json;
 use text::tools::Choice;
 
-/// A request with one message and these fields beside it.
+/// A request with one message and these fields in addition.
 fn with(more: Value) -> Value {
     let mut body =
         json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "q"}]});
@@ -318,13 +318,13 @@ fn tools_come_and_go() {
     };
     check(&[], &["a", "b"]);
     let taken = change("tool_removal", named("a"));
-    let told = check(
+    let request = check(
         &[system(
             json!([{"type": "text", "text": "Mind."}, taken, change("tool_addition", whole("c"))]),
         )],
         &["b", "c"],
     );
-    assert_eq!(messages(&told), json!([{"role": "user", "content": "q\n\nMind.\n\nq"}]));
+    assert_eq!(messages(&request), json!([{"role": "user", "content": "q\n\nMind.\n\nq"}]));
     let again = system(json!([change("tool_addition", named("a"))]));
     check(&[system(json!([taken])), again], &["a", "b"]);
     // Another tool of the same name takes its place, and one that was never offered is not missed.

@@ -203,8 +203,8 @@ fn check_same_model(like: &str, values: Values) {
     for tensor in tensors::tensors(&shape, shape.layers, values) {
         let theirs = gguf.values(&tensor.gguf);
         let Some(name) = &tensor.mlx else { continue };
-        let quantised = matches!(tensor.content, tensors::Content::Affine { .. });
-        let name = if quantised { format!("{name}*") } else { name.clone() };
+        let is_quantized = matches!(tensor.content, tensors::Content::Affine { .. });
+        let name = if is_quantized { format!("{name}*") } else { name.clone() };
         let ours = mlx_values(&mlx, &name, tensor.rows, tensor.cols);
         let ours = converted(like, &tensor.gguf, &ours, [tensor.rows, tensor.cols]);
         assert_eq!(ours, theirs, "{like}: {}", tensor.gguf);

@@ -339,10 +339,10 @@ fn tokens_go_with_their_text() {
 fn a_failure_is_told_twice() {
     let error = ApiError::unavailable("shutting_down", "the server is shutting down", 5);
     let (events, whole) = events_until(Extras::default(), vec![say("hi")], Some(error));
-    let [.., (first, told), (second, failed)] = events.as_slice() else { panic!("{events:?}") };
+    let [.., (first, fault), (second, failed)] = events.as_slice() else { panic!("{events:?}") };
     assert_eq!((*first, *second), ("error", "response.failed"));
     assert_eq!(
-        (&told["code"], &told["message"], &told["param"]),
+        (&fault["code"], &fault["message"], &fault["param"]),
         (&json!("shutting_down"), &json!("the server is shutting down"), &json!(null))
     );
     let expect = json!({"code": "server_error", "message": "the server is shutting down"});

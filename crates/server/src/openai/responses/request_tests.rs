@@ -5,7 +5,7 @@ use text::tools::Choice;
 
 use super::*;
 
-/// A request with a question and these fields beside it.
+/// A request with a question and these fields in addition.
 fn with(more: Value) -> Value {
     let mut body = json!({"model": "m", "input": "q"});
     if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
