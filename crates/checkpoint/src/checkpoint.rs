@@ -181,8 +181,8 @@ impl Checkpoint {
         self.files[file.0 as usize].source()
     }
 
-    /// The weight file as it was opened for its header; `None` for one that is not on a disk. A caller that opens the path
-    /// again can tell by it whether that is still the same file.
+    /// The weight file as it was opened for its header; `None` for one that is not on a disk. A caller
+    /// that opens the path again can tell by it whether that is still the same file.
     ///
     /// # Panics
     /// As [`Checkpoint::source`].

@@ -91,7 +91,7 @@ fn resolve_path(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// An alias that is typed wins.
+/// For an alias, which is meant as it is typed.
 fn without_suggestions(mut error: Error) -> Error {
     if let Error::NotFound { suggestions, .. } = &mut error {
         suggestions.clear();
