@@ -49,7 +49,7 @@ impl RecordingBackend {
     /// Starts a step.
     pub(crate) fn begin(&mut self) -> RecordingStep<'_> {
         assert!(self.queue.is_empty(), "the step before was not submitted");
-        drop(self.cpu.begin());
+        let _fresh = self.cpu.begin();
         self.stack.clear();
         RecordingStep { backend: self }
     }
