@@ -20,7 +20,7 @@ use delta::DeltaNet;
 pub(crate) use feed_forward::FeedForward;
 use per_layer::{PerLayer, PerLayerInput, Rows};
 
-/// A loaded model, its routed experts excepted: those come from an [`ExpertBank`].
+/// A loaded model, its routed experts excepted: those come from an [`ExpertBank`](compute::ExpertBank).
 #[derive(Debug)]
 pub struct Decoder {
     embed: Linear,
