@@ -49,7 +49,9 @@ fn generate(workspace: &Workspace, folder: &Path) -> Result<()> {
     }
     std::fs::create_dir_all(folder)?;
     let mut program = workspace.cargo();
-    program.args(["run", "--quiet", "--package", "millstream", "--", "reference", "--out"]);
+    // As the tests of the workspace have it, so that it is built once.
+    program.args(["run", "--quiet", "--package", "millstream", "--features", "compute/recording"]);
+    program.args(["--", "reference", "--out"]);
     run(program.arg(folder))
 }
 
