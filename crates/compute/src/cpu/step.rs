@@ -57,8 +57,9 @@ impl CpuBackend {
         })
     }
 
-    /// Moves to the threads of another, whose model takes turns with this one's.
+    /// Moves to the threads and the instruction set of another, whose model takes turns with this one's.
     pub(crate) fn share_threads(&mut self, other: &CpuBackend) {
+        self.isa = other.isa;
         self.pool = other.pool.clone();
     }
 
