@@ -30,6 +30,6 @@ pub use pass::Pass;
 pub use spec::{
     AttentionSpec, DecoderSpec, DeltaSpec, DenseSpec, FeedForwardSpec, KeyValueSpec, LayerSpec,
     LinearSpec, MixerSpec, MoeSpec, OutputNorms, ParallelDenseSpec, PerLayerInputSpec,
-    PerLayerSpec, SharedSpec, VectorSpec,
+    PerLayerSpec, SharedSpec, VectorSpec, in_format,
 };
 pub use tensors::Tensors;

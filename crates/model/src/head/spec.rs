@@ -1,6 +1,6 @@
 //! What a draft head is made of, as data, and what it costs in addition to its target.
 
-use compute::memory::KvFormat;
+use compute::memory::KvCode;
 use state::{LayerKind, Layout};
 
 use crate::spec::{
@@ -96,9 +96,9 @@ impl HeadSpec {
     }
 
     /// What its layers keep of a sequence.
-    pub fn layers(&self, format: KvFormat) -> Vec<LayerKind> {
+    pub fn layers(&self, codes: &[KvCode]) -> Vec<LayerKind> {
         let kind = |layer: &LayerSpec| match &layer.mixer {
-            MixerSpec::Attention(a) => a.layer_kind(format),
+            MixerSpec::Attention(a) => a.layer_kind(codes),
             MixerSpec::Delta(_) => unreachable!("the layers of a head are made of attention"),
         };
         self.stack.iter().map(kind).collect()
@@ -106,16 +106,24 @@ impl HeadSpec {
 
     /// What a sequence of the target remembers with this head: the target's layers, then the head's.
     ///
-    /// A target that can be cut at any position stays so: there the head's sliding layers keep all positions.
-    pub fn layout(&self, target: &DecoderSpec, format: KvFormat) -> Result<Layout> {
-        let own = target.layout(format)?;
+    /// The head's layers come after the target's in `codes` too. A target that can be cut at any position stays so: there
+    /// the head's sliding layers keep all positions.
+    pub fn layout(
+        &self,
+        target: &DecoderSpec,
+        codes: &dyn Fn(usize) -> Vec<KvCode>,
+    ) -> Result<Layout> {
+        let own = target.layout(codes)?;
         let mut layers = own.layers().to_vec();
-        layers.extend(self.layers(format).into_iter().map(|layer| match layer {
-            LayerKind::Kv { pages, .. } if own.is_rewindable() => {
-                LayerKind::Kv { pages, window: None }
+        let mut head = self.layers(&codes(layers.len()));
+        if own.is_rewindable() {
+            for layer in &mut head {
+                if let LayerKind::Own { pages, .. } = layer {
+                    pages.iter_mut().for_each(|pages| pages.keys.window = None);
+                }
             }
-            layer => layer,
-        }));
+        }
+        layers.extend(head);
         Ok(Layout::new(layers)?)
     }
 
