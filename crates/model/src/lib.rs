@@ -15,6 +15,7 @@ mod head;
 mod limits;
 mod load;
 mod pass;
+mod residual;
 mod rope;
 mod spec;
 mod tensors;

@@ -10,7 +10,7 @@ use compute::memory::{KvCode, KvFormat};
 use compute::{Activation, AttentionShape, Rope, RouterShape};
 use state::{LayerKind, LayerPages, Layout, PageGroup};
 
-use crate::Result;
+use crate::{Result, residual};
 
 use format::Encoding;
 
@@ -413,7 +413,7 @@ impl DecoderSpec {
         let embedding = self.per_layer.as_ref().map_or(0, |p| p.projection.rows());
         let widest = self.layers.iter().map(layer).max().unwrap_or(0).max(embedding);
         // Besides: the stream itself, the normed input and the output; each tensor starts on a line.
-        embedding + widest + 3 * self.hidden + 16 * 16
+        embedding + widest + residual::width(self.hidden) + 2 * self.hidden + 16 * 16
     }
 
     /// Bytes of quantised copies of the activations that one row needs at most.

@@ -6,7 +6,7 @@ use state::{LayerKind, Layout};
 use crate::spec::{
     DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, MixerSpec, VectorSpec, vector,
 };
-use crate::{Batch, Result};
+use crate::{Batch, Result, residual};
 
 /// Tokens that a head which drafts one at a time may be asked for: each is guessed from guesses.
 const LONGEST_CHAIN: usize = 16;
@@ -166,7 +166,7 @@ impl HeadSpec {
         let layer = |layer: &LayerSpec| layer.activation_floats(self.hidden);
         // Besides: features, what is made of them and of an embedding, the stream, its norm and the output.
         let widest = self.stack.iter().map(layer).max().unwrap_or(0);
-        self.features().width + 9 * self.hidden + widest + 16 * 16
+        self.features().width + residual::width(self.hidden) + 8 * self.hidden + widest + 16 * 16
     }
 
     /// Floats of features that one row of the target's pass holds until they are read.
