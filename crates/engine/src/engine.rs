@@ -135,11 +135,6 @@ impl Engine {
         self.queue.is_empty()
     }
 
-    /// Whether a step would do anything: not if all requests are paused.
-    pub fn has_work(&self) -> bool {
-        self.queue.has_work()
-    }
-
     /// Forgets all prompts and answers of the past.
     pub fn clear_cache(&mut self) {
         self.pool.clear();
@@ -175,7 +170,7 @@ impl Engine {
         // How many rows each has, and which tokens it may go on with.
         let is_decoding = self.schedule();
         let draft_seconds = self.draft(is_decoding);
-        // Pages for all rows: the only place that takes any.
+        // Pages for all rows of the batch.
         self.queue.reserve(&mut self.pool, &mut self.counters, &mut events);
         let batch = self.batch();
         if batch.segments.is_empty() {
@@ -358,8 +353,8 @@ impl Engine {
         drafter.observe_rows(runner, &mut rows.collect::<Vec<_>>());
     }
 
-    /// Settles what the step did: usage, checkpoints, what is learned from it, and requests that end. The events of
-    /// those.
+    /// Settles what the step did: usage, checkpoints, what is learned from it, and requests that end; of an answer that is
+    /// kept, a draft head takes in the last tokens, which may run it. The events of those that end.
     fn commit(&mut self, batch: &Batch, outcomes: &mut [Outcome], seconds: Seconds) -> Vec<Event> {
         self.count(batch, seconds);
         if let Some((drafter, runner)) = self.pool.awake_drafter() {

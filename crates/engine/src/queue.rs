@@ -61,13 +61,6 @@ impl Queue {
         self.waiting.is_empty() && self.active.is_empty() && self.aside.is_empty()
     }
 
-    /// Whether a step would do anything: not if all requests are paused.
-    pub(crate) fn has_work(&self) -> bool {
-        !self.cancelled.is_empty()
-            || self.active.iter().any(|active| !active.job.is_paused)
-            || self.waiting.iter().any(|job| !job.is_paused)
-    }
-
     /// Requests that are paused, with or without a sequence.
     pub(crate) fn paused(&self) -> usize {
         let jobs = self.active.iter().map(|active| &active.job).chain(&self.waiting);

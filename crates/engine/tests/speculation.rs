@@ -377,7 +377,13 @@ fn tiny_models_say_the_same_whatever_is_drafted() {
                     oracle: Some(oracle(&texts, acceptance, 5)),
                     ..eager(if together == 1 { 9 } else { 4 })
                 };
-                let mut engine = speculating(runner(model, &options()), speculation);
+                let threads = match (acceptance == 0.8, together) {
+                    (true, 1) => 2,
+                    (true, _) => 4,
+                    (false, _) => 1,
+                };
+                let options = Options { threads, ..options() };
+                let mut engine = speculating(runner(model, &options), speculation);
                 let got = answers(&mut engine, &greedy, together);
                 let what = format!("{model}, {acceptance}, {together} at once");
                 assert_eq!(tokens_of(&got), plain, "{what}");
@@ -409,7 +415,8 @@ fn streamed_models_say_the_same_whatever_is_drafted() {
                 oracle: Some(oracle(&texts, acceptance, 2)),
                 ..eager(6)
             };
-            let mut engine = speculating(streamed(model, &options()), speculation);
+            let options = Options { threads: 1 + together, ..options() };
+            let mut engine = speculating(streamed(model, &options), speculation);
             let got = tokens_of(&answers(&mut engine, &greedy, together));
             assert_eq!(got, plain, "{model}, {acceptance}, {together} at once");
         }

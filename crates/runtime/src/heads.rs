@@ -100,15 +100,10 @@ impl Runner {
         }
     }
 
-    /// What the head thinks will follow each sequence's token: the likeliest tokens and their probabilities. Fewer
-    /// than asked for, or none, where the head does not reach so far, has not taken in the sequence, or there is no
-    /// room for what it writes.
-    pub fn head_draft(&mut self, drafts: &mut [HeadDraft<'_>]) -> Vec<Vec<(u32, f32)>> {
-        self.head_draft_by(drafts, |_, logits| likeliest(logits))
-    }
-
-    /// The same with tokens that `choose` takes, by the draft that a row of logits is of, with what it says of them.
-    pub fn head_draft_by(
+    /// What the head thinks will follow each sequence's token: the tokens that `choose` takes, given which draft a row of
+    /// logits is of, with what it says of them. Fewer than asked for, or none, where the head does not reach so far, has
+    /// not taken in the sequence, or there is no room for what it writes.
+    pub fn head_draft(
         &mut self,
         drafts: &mut [HeadDraft<'_>],
         mut choose: impl FnMut(usize, &[f32]) -> (u32, f32),
@@ -238,16 +233,4 @@ fn within<T>(items: &[T], most: usize, rows: impl Fn(&T) -> usize) -> usize {
         sum <= most
     };
     items.iter().take_while(fits).count().max(1)
-}
-
-/// The likeliest token, the first of several, and its probability.
-fn likeliest(logits: &[f32]) -> (u32, f32) {
-    let mut best = 0;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = token;
-        }
-    }
-    let sum: f32 = logits.iter().map(|&logit| (logit - logits[best]).exp()).sum();
-    (best as u32, 1.0 / sum)
 }

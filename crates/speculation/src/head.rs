@@ -119,7 +119,7 @@ impl Source for HeadSource {
             drafts.push(HeadDraft { sequence, token, feature, count: *count });
             choices.push((*choose, draft));
         }
-        target.head_draft_by(&mut drafts, |index, logits| {
+        target.head_draft(&mut drafts, |index, logits| {
             let (choose, draft) = &mut choices[index];
             let (token, probability) = choose(logits, draft.tokens.len());
             draft.push(token, bucket(probability));

@@ -213,17 +213,10 @@ impl Rig {
             })
             .collect();
         let mut logits: Vec<Vec<Vec<f32>>> = drafts.iter().map(|_| Vec::new()).collect();
-        let drafted = self.runner.head_draft_by(&mut drafts, |index, row| {
+        let drafted = self.runner.head_draft(&mut drafts, |index, row| {
             logits[index].push(row.to_vec());
             (argmax(row), 0.0)
         });
-        // The plain way says the same.
-        let plain = self.runner.head_draft(&mut drafts);
-        for (plain, drafted) in plain.iter().zip(&drafted) {
-            let token = |&(token, _): &(u32, f32)| token;
-            assert!(plain.iter().map(token).eq(drafted.iter().map(token)));
-            assert!(plain.iter().all(|&(_, p)| p > 0.0 && p <= 1.0));
-        }
         let answer = |(drafted, logits): (Vec<(u32, f32)>, Vec<Vec<f32>>)| {
             drafted.into_iter().map(|(token, _)| token).zip(logits).collect()
         };
