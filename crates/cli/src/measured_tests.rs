@@ -1,7 +1,7 @@
 //! Tests of `measured.rs`.
 
 use super::*;
-use experts::reader::Queue;
+use experts::reader::ReadEngine;
 
 const NOW: u64 = 1_794_733_531;
 
@@ -15,7 +15,7 @@ fn place(disk: &str, read_bytes: u64) -> Place {
 }
 
 fn choice(bytes_per_second: f64) -> Choice {
-    let method = Method { queue: Queue::Uring, depth: 16 };
+    let method = Method { queue: ReadEngine::Uring, depth: 16 };
     Choice { access: Access::Direct, method, bytes_per_second, tried: Vec::new() }
 }
 
@@ -47,7 +47,7 @@ fn what_was_measured_is_known_for_a_week() {
     check(&measured(folder.path(), NOW - 1), false);
     let disk = measured(folder.path(), NOW).disk(&place("ext4 /dev/sda /", 1 << 20)).unwrap();
     assert_eq!(disk.date(), "2026-11-15");
-    assert_eq!(disk.value.method, Method { queue: Queue::Uring, depth: 16 });
+    assert_eq!(disk.value.method, Method { queue: ReadEngine::Uring, depth: 16 });
     assert_eq!(disk.value.access, Access::Direct);
 }
 

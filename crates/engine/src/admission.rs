@@ -17,7 +17,7 @@ use state::{Sequence, Worth, common_prefix};
 use crate::Event;
 use crate::job::{Active, Hold, Job, is_worth_sharing};
 use crate::load::Counters;
-use crate::pool::{Pool, worth_of_turn};
+use crate::pool::{SequencePool, worth_of_turn};
 use crate::queue::Queue;
 
 /// Positions of each answer that must fit when a request is admitted; one that writes more may be preempted.
@@ -33,7 +33,7 @@ impl Queue {
     /// Takes in what waits, as far as there is room.
     pub(crate) fn admit(
         &mut self,
-        pool: &mut Pool,
+        pool: &mut SequencePool,
         counters: &mut Counters,
         events: &mut Vec<Event>,
     ) {
@@ -54,7 +54,7 @@ impl Queue {
     }
 
     /// The waiting request that is next, if there is a sequence for it.
-    fn first_in_line(&mut self, pool: &mut Pool) -> Option<usize> {
+    fn first_in_line(&mut self, pool: &mut SequencePool) -> Option<usize> {
         let is_full = self.active.len() >= pool.runner.options().sequences;
         let one_is_paused = self.active.iter().any(|active| active.job.is_paused);
         if self.is_blocked || (is_full && !one_is_paused) {
@@ -69,7 +69,7 @@ impl Queue {
     }
 
     /// Whether a waiting request had better wait until another has read what both begin with.
-    fn is_held(&mut self, index: usize, pool: &Pool) -> bool {
+    fn is_held(&mut self, index: usize, pool: &SequencePool) -> bool {
         let job = &self.waiting[index];
         if let Some(hold) = job.hold {
             let holds = |active: &Active| {
@@ -103,7 +103,7 @@ impl Queue {
     }
 
     /// Tokens of a waiting request that need not be computed.
-    fn reach(&self, job: &Job, pool: &Pool) -> usize {
+    fn reach(&self, job: &Job, pool: &SequencePool) -> usize {
         let (tokens, most) = (&job.tokens, job.most_cached());
         let active = self.active.iter().map(|active| active.reach(tokens, most));
         active.max().unwrap_or(0).max(pool.cache.reach(pool.code(), tokens, most))
@@ -113,7 +113,7 @@ impl Queue {
     fn place(
         &mut self,
         index: usize,
-        pool: &mut Pool,
+        pool: &mut SequencePool,
         counters: &mut Counters,
     ) -> state::Result<bool> {
         let sequence = self.begin(index, pool)?;
@@ -156,7 +156,7 @@ impl Queue {
     }
 
     /// A sequence that holds as much of a waiting request's tokens as have been computed for any.
-    fn begin(&mut self, index: usize, pool: &mut Pool) -> state::Result<Sequence> {
+    fn begin(&mut self, index: usize, pool: &mut SequencePool) -> state::Result<Sequence> {
         let job = &self.waiting[index];
         let (tokens, most) = (&job.tokens, job.most_cached());
         let reaches = self.active.iter().map(|active| active.reach(tokens, most));
@@ -176,7 +176,7 @@ impl Queue {
 
     /// Where a prompt should stop for a checkpoint: at the caller's hints, at its end, at every doubling, and where
     /// it leaves what others began with, for the next that does.
-    fn stops(&self, job: &Job, cached: usize, pool: &Pool) -> Vec<(usize, Worth)> {
+    fn stops(&self, job: &Job, cached: usize, pool: &SequencePool) -> Vec<(usize, Worth)> {
         if pool.is_rewindable || !pool.keeps_entries {
             return Vec::new();
         }
@@ -205,7 +205,7 @@ impl Queue {
     /// Finds pages for all rows that were scheduled, the oldest request first.
     pub(crate) fn reserve(
         &mut self,
-        pool: &mut Pool,
+        pool: &mut SequencePool,
         counters: &mut Counters,
         events: &mut Vec<Event>,
     ) {
@@ -239,7 +239,7 @@ impl Queue {
     }
 
     /// Takes pages from what needs them least. Whether there was anything.
-    fn make_room(&mut self, order: u64, pool: &mut Pool, counters: &mut Counters) -> bool {
+    fn make_room(&mut self, order: u64, pool: &mut SequencePool, counters: &mut Counters) -> bool {
         if pool.cache.evict() || self.set_aside(false, pool) {
             return true;
         }
@@ -254,7 +254,7 @@ impl Queue {
     }
 
     /// Takes the sequence of a request that is paused, the youngest. Whether there was one.
-    fn set_aside(&mut self, keep: bool, pool: &mut Pool) -> bool {
+    fn set_aside(&mut self, keep: bool, pool: &mut SequencePool) -> bool {
         let paused = self.active.iter().enumerate().filter(|(_, active)| active.job.is_paused);
         let Some((index, _)) = paused.max_by_key(|(_, active)| active.job.order) else {
             return false;

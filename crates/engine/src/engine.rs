@@ -11,13 +11,15 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use model::{Batch, Logits, Segment, SegmentKind};
-use runtime::{Features, Reader, RowLogits, Runner};
-use speculation::{Drafter, LoggedRound, Oracle, Passed, Report, SourceKind, Speculation, Subject};
+use runtime::{Features, LogitsReader, RowLogits, Runner};
+use speculation::{
+    Drafter, LoggedRound, ObservedRows, Oracle, Report, SourceKind, Speculation, Subject,
+};
 
 use crate::draw::{self, Draw, Outcome};
 use crate::job::{Active, Job};
 use crate::load::{Counters, Load};
-use crate::pool::{Pool, answer};
+use crate::pool::{SequencePool, answer};
 use crate::queue::Queue;
 use crate::sampler::SampleError;
 use crate::schedule::{Pace, Prompt, pack};
@@ -26,7 +28,7 @@ use crate::{Error, Event, Request, RequestId, Result};
 /// Serves requests with a [`Runner`].
 pub struct Engine {
     queue: Queue,
-    pool: Pool,
+    pool: SequencePool,
     pace: Pace,
     counters: Counters,
 }
@@ -35,15 +37,15 @@ impl Engine {
     /// An engine without requests, that speculates.
     pub fn speculating(runner: Runner, speculation: Speculation) -> Result<Engine> {
         let drafter = Drafter::new(speculation, &runner)?;
-        Ok(Engine::of(Pool::new(runner, Some(drafter))))
+        Ok(Engine::of(SequencePool::new(runner, Some(drafter))))
     }
 
     /// An engine without requests, that computes one token of each at a time.
     pub fn new(runner: Runner) -> Engine {
-        Engine::of(Pool::new(runner, None))
+        Engine::of(SequencePool::new(runner, None))
     }
 
-    fn of(pool: Pool) -> Engine {
+    fn of(pool: SequencePool) -> Engine {
         let (queue, pace, counters) = (Queue::default(), Pace::default(), Counters::default());
         Engine { queue, pool, pace, counters }
     }
@@ -302,7 +304,8 @@ impl Engine {
             // With the token that is drawn.
             draw.next(logits.all(), lengths[row] + 1 >= context);
         };
-        let failures = pool.runner.forward_reserved(batch, &mut sequences, Reader::AtOnce(&read));
+        let failures =
+            pool.runner.forward_reserved(batch, &mut sequences, LogitsReader::AtOnce(&read));
         let outcomes = draws
             .into_iter()
             .map(|draw| draw.into_inner().unwrap_or_else(PoisonError::into_inner).outcome);
@@ -348,7 +351,7 @@ impl Engine {
             let (features, is_prompt) = rows?;
             let Active { job, sequence, .. } = active;
             let id = answer(job);
-            Some(Passed { id, tokens: &job.tokens, sequence, features, is_prompt })
+            Some(ObservedRows { id, tokens: &job.tokens, sequence, features, is_prompt })
         });
         drafter.observe_rows(runner, &mut rows.collect::<Vec<_>>());
     }

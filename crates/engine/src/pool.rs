@@ -16,7 +16,7 @@ const CACHE_TOKENS: usize = 8;
 /// Entries of the prefix cache of a model whose sequences have no recurrent state.
 const CACHE_ENTRIES: usize = 1024;
 
-pub(crate) struct Pool {
+pub(crate) struct SequencePool {
     pub(crate) runner: Runner,
     pub(crate) cache: PrefixCache,
     /// Whether sequences can be cut to any length; if not, prompts stop for checkpoints.
@@ -28,8 +28,8 @@ pub(crate) struct Pool {
     drafter_rests: bool,
 }
 
-impl Pool {
-    pub(crate) fn new(runner: Runner, drafter: Option<Drafter>) -> Pool {
+impl SequencePool {
+    pub(crate) fn new(runner: Runner, drafter: Option<Drafter>) -> SequencePool {
         let is_rewindable = runner.memory().is_rewindable();
         let entries = match runner.memory().recurrent_count() {
             0 => CACHE_ENTRIES,
@@ -38,7 +38,7 @@ impl Pool {
         let tokens = runner.options().pool_positions().saturating_mul(CACHE_TOKENS);
         let cache = PrefixCache::new(CacheLimits { entries, tokens }, is_rewindable);
         let keeps_entries = entries > 0;
-        Pool { runner, cache, is_rewindable, keeps_entries, drafter, drafter_rests: false }
+        SequencePool { runner, cache, is_rewindable, keeps_entries, drafter, drafter_rests: false }
     }
 
     /// The drafter, if there is one.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::job::{Active, Job, Standing};
-use crate::pool::Pool;
+use crate::pool::SequencePool;
 use crate::{Event, FinishReason, Request, RequestId};
 
 #[derive(Default)]
@@ -25,7 +25,12 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Puts a request in line, as the answer of this number to its client.
-    pub(crate) fn submit(&mut self, request: Request, choice: usize, pool: &Pool) -> RequestId {
+    pub(crate) fn submit(
+        &mut self,
+        request: Request,
+        choice: usize,
+        pool: &SequencePool,
+    ) -> RequestId {
         let standing = self.standing(choice);
         let job = Job::new(self.number(), standing, request);
         let id = job.id;
@@ -68,7 +73,7 @@ impl Queue {
     }
 
     /// Drops cancelled requests.
-    pub(crate) fn drop_cancelled(&mut self, pool: &mut Pool, events: &mut Vec<Event>) {
+    pub(crate) fn drop_cancelled(&mut self, pool: &mut SequencePool, events: &mut Vec<Event>) {
         for id in std::mem::take(&mut self.cancelled) {
             let reason = FinishReason::Cancelled;
             let waiting = self.waiting.iter().position(|job| job.id == id);
@@ -96,7 +101,7 @@ impl Queue {
     }
 
     /// Takes a request out of those that run. Its sequence may be the beginning of a later prompt.
-    pub(crate) fn finish(&mut self, index: usize, pool: &mut Pool) -> Job {
+    pub(crate) fn finish(&mut self, index: usize, pool: &mut SequencePool) -> Job {
         pool.catch_up(&mut self.active[index]);
         let Active { job, sequence, .. } = self.release(index, pool);
         pool.keep(&job, sequence);
@@ -104,7 +109,7 @@ impl Queue {
     }
 
     /// Takes a request out of those that run, with its sequence.
-    pub(crate) fn release(&mut self, index: usize, pool: &mut Pool) -> Active {
+    pub(crate) fn release(&mut self, index: usize, pool: &mut SequencePool) -> Active {
         self.is_blocked = false;
         let active = self.active.remove(index);
         pool.forget(&active.job);

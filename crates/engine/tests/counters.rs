@@ -8,7 +8,7 @@ use checkpoint::Checkpoint;
 use engine::{Engine, Event, Request, SamplingParams};
 use experts::Device;
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use experts::routing_log::{self, Header, LoggedVisit};
 use experts::simulate::{Policy, run};
 use runtime::{Options, Plan, PlanRequest, Runner};
@@ -37,7 +37,7 @@ fn serve(model: &str, slots: usize) -> Counted {
     let vocab = spec.vocab as u32;
     let files: Arc<dyn Device> =
         Arc::new(Files::open(&checkpoint, Access::Buffered).expect("files"));
-    let device = Some((files, Method { queue: Queue::Threads, depth: 4 }));
+    let device = Some((files, Method { queue: ReadEngine::Threads, depth: 4 }));
     let runner = Runner::load_from(&checkpoint, spec, &options, device, &|_, _| {}).expect("model");
     let mut engine = Engine::new(runner);
     let home = tempfile::tempdir().expect("folder");

@@ -15,7 +15,7 @@ use checkpoint::Checkpoint;
 use engine::{Engine, Event, Request, RequestId, SamplingParams, Usage};
 use experts::Device;
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use model::{Batch, HeadSpec, Logits, SegmentKind};
 use runtime::{HeadOptions, Options, Plan, PlanRequest, Runner};
 use serde_json::Value;
@@ -68,7 +68,7 @@ fn streamed(model: &str, options: &Options) -> Runner {
     // No probe of the disk.
     let files = Files::open(&checkpoint, Access::Direct).unwrap();
     let device: (Arc<dyn Device>, _) =
-        (Arc::new(files), Method { queue: Queue::Threads, depth: 4 });
+        (Arc::new(files), Method { queue: ReadEngine::Threads, depth: 4 });
     Runner::load_from(&checkpoint, spec, &options, Some(device), &|_, _| {}).unwrap()
 }
 

@@ -14,10 +14,10 @@ use compute::{ExpertBank, Parting, Residency, ResidentExpert, Slab, Store, Tally
 use crate::cache::Cache;
 use crate::device::Device;
 use crate::geometry::{Geometry, LayerSize, Slots};
-use crate::reader::{Method, Priority, Read, Reader};
+use crate::reader::{DiskReader, Method, Priority, Read};
 use crate::record::LayerExperts;
 use crate::routing_log::{Header, LOG_VERSION, RoutingLog};
-use crate::state::{SlotState, State};
+use crate::state::{BankState, SlotState};
 use crate::statistics::{Activity, Missed, Statistics, VisitRecord};
 use crate::table::{Entry, ExpertTable};
 use crate::visit::StreamedVisit;
@@ -40,12 +40,12 @@ pub struct BankOptions {
 #[derive(Debug)]
 pub struct StreamedBank {
     /// Before the arena: dropping it ends the reads into it.
-    pub(crate) reader: Reader,
-    pub(crate) core: Arc<Core>,
+    pub(crate) reader: DiskReader,
+    pub(crate) core: Arc<BankCore>,
     pub(crate) experts: ExpertTable,
     pub(crate) geometry: Geometry,
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) arena: Arena,
+    pub(crate) arena: SlotArena,
     pub(crate) tally: Tally,
     options: BankOptions,
     /// Held during a visit.
@@ -54,13 +54,13 @@ pub struct StreamedBank {
 
 /// What visitors and reader threads share.
 #[derive(Debug)]
-pub(crate) struct Core {
-    state: Mutex<State>,
+pub(crate) struct BankCore {
+    state: Mutex<BankState>,
     pub(crate) landed: Condvar,
 }
 
-impl Core {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+impl BankCore {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BankState> {
         // A panic elsewhere leaves counters that may be off by one visit, not memory that is unsafe:
         // reads in flight are counted slot by slot.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -69,14 +69,14 @@ impl Core {
 
 /// The memory of all slots.
 #[derive(Debug)]
-pub(crate) struct Arena {
+pub(crate) struct SlotArena {
     slab: Slab,
     /// By slot: where it begins and how long it is.
     slots: Vec<(usize, usize)>,
 }
 
-impl Arena {
-    fn new(geometry: &Geometry, slots: &Slots, store: &dyn Store) -> Result<Arena> {
+impl SlotArena {
+    fn new(geometry: &Geometry, slots: &Slots, store: &dyn Store) -> Result<SlotArena> {
         let mut places = Vec::new();
         let mut bytes = 0;
         for (class, count) in geometry.classes().iter().zip(&slots.classes) {
@@ -87,7 +87,7 @@ impl Arena {
         }
         let mut slab = store.slab(bytes).map_err(|source| Error::Memory { bytes, source })?;
         slab.prefault();
-        Ok(Arena { slab, slots: places })
+        Ok(SlotArena { slab, slots: places })
     }
 
     /// How long a slot is, on average.
@@ -135,12 +135,14 @@ impl StreamedBank {
     ) -> Result<StreamedBank> {
         let sizes: Vec<_> = layers.iter().map(|layer| layer.as_ref().map(LayerSize::new)).collect();
         let geometry = Geometry::new(&sizes);
-        let arena = Arena::new(&geometry, &options.slots, store)?;
+        let arena = SlotArena::new(&geometry, &options.slots, store)?;
         let cache = Cache::new(geometry.layered(&options.slots));
         assert_eq!(cache.slot_count(), arena.slots.len(), "more slots than experts");
         let slots = (0..cache.slot_count()).map(|_| SlotState::default()).collect();
-        let core =
-            Arc::new(Core { state: Mutex::new(State::new(cache, slots)), landed: Condvar::new() });
+        let core = Arc::new(BankCore {
+            state: Mutex::new(BankState::new(cache, slots)),
+            landed: Condvar::new(),
+        });
         let done = {
             let core = Arc::clone(&core);
             Arc::new(move |ticket: u64, outcome: Result<()>| {
@@ -150,7 +152,7 @@ impl StreamedBank {
                 }
             })
         };
-        let reader = Reader::start_or_by_threads(Arc::clone(&device), options.method, done)?;
+        let reader = DiskReader::start_or_by_threads(Arc::clone(&device), options.method, done)?;
         let tally = Tally::new(sizes.iter().map(|size| size.map_or(0, |size| size.experts)));
         Ok(StreamedBank {
             reader,
@@ -262,7 +264,7 @@ impl StreamedBank {
     }
 
     /// The reader, for traces.
-    pub fn reader(&self) -> &Reader {
+    pub fn reader(&self) -> &DiskReader {
         &self.reader
     }
 

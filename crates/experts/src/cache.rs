@@ -44,7 +44,7 @@ pub struct ListSize {
 
 /// One expert of a visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct VisitStep {
     /// Which expert.
     pub key: u32,
     /// The slot that holds it or will.
@@ -97,7 +97,7 @@ pub struct Cache {
     place: Vec<u32>,
     /// By key: its list.
     list_of: Vec<u16>,
-    slots: Vec<Slot>,
+    slots: Vec<CacheSlot>,
     lists: Vec<List>,
     /// By class: its staging slots.
     staging: Vec<Vec<u32>>,
@@ -109,7 +109,7 @@ pub struct Cache {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct CacheSlot {
     /// What it keeps; in a staging slot, what was read ahead into it.
     key: u32,
     staging: bool,
@@ -127,8 +127,8 @@ struct Slot {
     probation: bool,
 }
 
-impl Slot {
-    const BLANK: Slot = Slot {
+impl CacheSlot {
+    const BLANK: CacheSlot = CacheSlot {
         key: NONE,
         staging: false,
         list: 0,
@@ -186,11 +186,11 @@ impl Cache {
             for (list, kept) in lists {
                 for _ in 0..kept {
                     cache.lists[list as usize].empty.push(cache.slots.len() as u32);
-                    cache.slots.push(Slot { list, ..Slot::BLANK });
+                    cache.slots.push(CacheSlot { list, ..CacheSlot::BLANK });
                 }
             }
             let first = cache.slots.len();
-            cache.slots.resize(first + staging, Slot { staging: true, ..Slot::BLANK });
+            cache.slots.resize(first + staging, CacheSlot { staging: true, ..CacheSlot::BLANK });
             cache.staging.push((first as u32..cache.slots.len() as u32).collect());
         }
         cache
@@ -203,7 +203,7 @@ impl Cache {
 
     /// What a slot keeps.
     pub fn content(&self, slot: u32) -> Option<u32> {
-        let Slot { key, staging, .. } = self.slots[slot as usize];
+        let CacheSlot { key, staging, .. } = self.slots[slot as usize];
         (key != NONE && !staging).then_some(key)
     }
 
@@ -235,7 +235,13 @@ impl Cache {
     /// Schedules a visit: what is there first, in the order given, then what is not, what is certain
     /// before what is drafted, in the order of keys. `keys` are distinct and of one list, the most used
     /// first; `trials` are theirs, or empty if no row is drafted.
-    pub fn visit(&mut self, keys: &[u32], trials: &[Trial], manner: Manner, steps: &mut Vec<Step>) {
+    pub fn visit(
+        &mut self,
+        keys: &[u32],
+        trials: &[Trial],
+        manner: Manner,
+        steps: &mut Vec<VisitStep>,
+    ) {
         assert!(trials.is_empty() || trials.len() == keys.len(), "trials of other experts");
         let trial_of = |index: usize| trials.get(index).copied().unwrap_or_default();
         steps.clear();
@@ -260,7 +266,7 @@ impl Cache {
                 }
             }
             self.use_in(slot, steps.len(), trial);
-            steps.push(Step { key, slot, hit: true, staged: false, after: None, trial });
+            steps.push(VisitStep { key, slot, hit: true, staged: false, after: None, trial });
         }
         self.counts.hits += steps.len() as u64;
         self.counts.misses += (keys.len() - steps.len()) as u64;
@@ -269,7 +275,7 @@ impl Cache {
         let missing = missing.filter(|&(_, &key)| self.place[key as usize] == NONE);
         steps.extend(missing.map(|(index, &key)| {
             let (staged, trial) = (self.staged_in(key).is_some(), trial_of(index));
-            Step { key, slot: NONE, hit: false, staged, after: None, trial }
+            VisitStep { key, slot: NONE, hit: false, staged, after: None, trial }
         }));
         self.forget_vain_guesses(&steps[first..]);
         // Reading ahead has no say in which misses are kept.
@@ -289,7 +295,7 @@ impl Cache {
             (step.slot != NONE || !step.staged, step.trial.depth, step.key)
         });
         for index in first..steps.len() {
-            let Step { key, slot, staged, trial, .. } = steps[index];
+            let VisitStep { key, slot, staged, trial, .. } = steps[index];
             let slot = match slot {
                 NONE if staged => self.unstage(key),
                 NONE if has_staging => self.next_staging(class),
@@ -323,7 +329,7 @@ impl Cache {
         slot
     }
 
-    fn forget_vain_guesses(&mut self, missing: &[Step]) {
+    fn forget_vain_guesses(&mut self, missing: &[VisitStep]) {
         for slot in self.slots.iter_mut().filter(|slot| slot.staging && slot.key != NONE) {
             if !missing.iter().any(|step| step.key == slot.key) {
                 slot.key = NONE;
@@ -363,7 +369,7 @@ impl Cache {
             return None;
         }
         let blank = |&slot: &u32| {
-            let Slot { key, aside, .. } = self.slots[slot as usize];
+            let CacheSlot { key, aside, .. } = self.slots[slot as usize];
             key == NONE && !aside && is_free(slot, self.last_step(slot))
         };
         let slot = self.staging_of(key).iter().copied().find(blank)?;
@@ -383,7 +389,7 @@ impl Cache {
         let slot = std::mem::replace(&mut self.place[key as usize], NONE);
         if slot != NONE {
             self.detach(slot);
-            let Slot { key, list, probation, .. } = &mut self.slots[slot as usize];
+            let CacheSlot { key, list, probation, .. } = &mut self.slots[slot as usize];
             (*key, *probation) = (NONE, false);
             self.lists[*list as usize].empty.push(slot);
         }
@@ -392,7 +398,7 @@ impl Cache {
     /// Something may still be written to a slot: it is not given away before it is [put
     /// back](Cache::put_back), unless there is no other. What it keeps is forgotten.
     pub fn set_aside(&mut self, slot: u32) {
-        let Slot { key, list, staging, aside, .. } = self.slots[slot as usize];
+        let CacheSlot { key, list, staging, aside, .. } = self.slots[slot as usize];
         if staging {
             self.slots[slot as usize].key = NONE;
         } else if key != NONE {
@@ -416,7 +422,7 @@ impl Cache {
 
     /// A slot that was set aside can be used again.
     pub fn put_back(&mut self, slot: u32) {
-        let Slot { list, staging, aside, .. } = self.slots[slot as usize];
+        let CacheSlot { list, staging, aside, .. } = self.slots[slot as usize];
         if !aside {
             return;
         }
@@ -470,7 +476,7 @@ impl Cache {
     }
 
     fn detach(&mut self, slot: u32) {
-        let Slot { list, newer, older, .. } = self.slots[slot as usize];
+        let CacheSlot { list, newer, older, .. } = self.slots[slot as usize];
         let list = &mut self.lists[list as usize];
         list.count -= 1;
         match newer {

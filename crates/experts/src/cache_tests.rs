@@ -98,7 +98,7 @@ impl Plain {
 
 /// Whatever a visit does, its schedule can be carried out.
 #[track_caller]
-pub(super) fn check_schedule(cache: &Cache, steps: &[Step], keys: &[u32]) {
+pub(super) fn check_schedule(cache: &Cache, steps: &[VisitStep], keys: &[u32]) {
     let mut seen: Vec<u32> = steps.iter().map(|step| step.key).collect();
     let mut wanted = keys.to_vec();
     seen.sort_unstable();
@@ -287,7 +287,7 @@ fn what_passes_through_waits_for_nothing_while_a_staging_slot_is_free() {
         cache.visit(&[0, right, 6, 7], &[], Manner::Keep, &mut steps);
         assert!(steps.iter().all(|step| step.after.is_none()), "{steps:?}");
         assert!(steps.iter().all(|step| step.slot != staged[1]), "{steps:?}");
-        assert_eq!(steps[1], Step { key: right, slot: staged[0], staged: true, ..steps[1] });
+        assert_eq!(steps[1], VisitStep { key: right, slot: staged[0], staged: true, ..steps[1] });
     }
 }
 

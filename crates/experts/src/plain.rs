@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::bank::StreamedBank;
-use crate::reader::{Method, Priority, Read, Reader};
-use crate::state::State;
+use crate::reader::{DiskReader, Method, Priority, Read};
+use crate::state::BankState;
 use crate::{Error, Result};
 
 impl StreamedBank {
@@ -85,7 +85,7 @@ impl StreamedBank {
     }
 }
 
-impl State {
+impl BankState {
     /// Slots that nothing is being read into, evenly spread, at least this many bytes of them if there are as many, each
     /// with the key of what it holds. Each time others.
     fn spread_slots(&mut self, slot_bytes: usize, bytes: u64) -> Vec<(u32, Option<u32>)> {
@@ -114,7 +114,7 @@ impl State {
 
 /// A reader of its own, like the bank's.
 struct PlainReader {
-    reader: Reader,
+    reader: DiskReader,
     landing: Arc<Landing>,
 }
 
@@ -149,14 +149,14 @@ impl PlainReader {
         };
         // As the bank reads now, which is not as it was asked where io_uring has failed.
         let method = Method { queue: bank.reader.queue(), ..bank.options().method };
-        let reader = Reader::start_or_by_threads(Arc::clone(&bank.device), method, done)?;
+        let reader = DiskReader::start_or_by_threads(Arc::clone(&bank.device), method, done)?;
         Ok(PlainReader { reader, landing })
     }
 
     /// Carries the reads out: how long they took.
     ///
     /// # Safety
-    /// As for [`Reader::submit`].
+    /// As for [`DiskReader::submit`].
     unsafe fn carry_out(&self, reads: &[Read]) -> Result<Duration> {
         self.landing.lock().0 = reads.len();
         let start = Instant::now();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use checkpoint::FileIndex;
 
 use crate::device::{ALIGNMENT, Access};
-use crate::reader::{Method, Priority, Queue, READ_LIMIT_BYTES, Read, Reader};
+use crate::reader::{DiskReader, Method, Priority, READ_LIMIT_BYTES, Read, ReadEngine};
 use crate::{Device, Error, Result};
 
 /// A read to try: file, offset, length. Offset and length are multiples of [`ALIGNMENT`].
@@ -74,7 +74,7 @@ pub struct Choice {
 impl Choice {
     /// A choice without a trial.
     fn untried(access: Access, depth: usize) -> Choice {
-        let method = Method { queue: Queue::Threads, depth };
+        let method = Method { queue: ReadEngine::Threads, depth };
         Choice { access, method, bytes_per_second: 0.0, tried: Vec::new() }
     }
 }
@@ -133,7 +133,7 @@ pub fn choose(
             };
             let device = open(Access::Buffered)?;
             for &depth in depths {
-                let method = Method { queue: Queue::Threads, depth };
+                let method = Method { queue: ReadEngine::Threads, depth };
                 let is_cached = course.forget(&device);
                 if is_cached && direct.is_some() {
                     // Memory would be timed, and memory wins.
@@ -161,14 +161,14 @@ fn is_refusal(error: &io::Error) -> bool {
 }
 
 fn refused(access: Access, error: &io::Error) -> Trial {
-    let method = Method { queue: Queue::Threads, depth: DEPTHS[0] };
+    let method = Method { queue: ReadEngine::Threads, depth: DEPTHS[0] };
     Trial { access, method, outcome: Err(error.to_string()) }
 }
 
 /// The number of the trial to go with: `None` when none has a rate. Trials of one kind come in order of
 /// depth.
 fn decide(tried: &[Trial]) -> Option<usize> {
-    let best = |access: Access, queue: Queue| {
+    let best = |access: Access, queue: ReadEngine| {
         let mut best: Option<(usize, f64)> = None;
         for (index, trial) in tried.iter().enumerate() {
             let Ok(rate) = trial.outcome else { continue };
@@ -180,10 +180,10 @@ fn decide(tried: &[Trial]) -> Option<usize> {
         }
         best
     };
-    let mut chosen = best(Access::Direct, Queue::Threads);
+    let mut chosen = best(Access::Direct, ReadEngine::Threads);
     for (access, queue, factor) in [
-        (Access::Direct, Queue::Uring, URING_FACTOR),
-        (Access::Buffered, Queue::Threads, BUFFERED_FACTOR),
+        (Access::Direct, ReadEngine::Uring, URING_FACTOR),
+        (Access::Buffered, ReadEngine::Threads, BUFFERED_FACTOR),
     ] {
         if let Some((index, rate)) = best(access, queue)
             && chosen.is_none_or(|(_, before)| rate > before * factor)
@@ -215,7 +215,7 @@ impl Course<'_> {
     /// A few reads that are not timed: the file system has yet to find out where the files lie. Says
     /// whether there can be direct reads; some file systems open a file for them and then refuse them.
     fn warm_up(&mut self, device: &Arc<dyn Device>) -> Result<bool> {
-        let method = Method { queue: Queue::Threads, depth: DEPTHS[0] };
+        let method = Method { queue: ReadEngine::Threads, depth: DEPTHS[0] };
         let mut first = self.samples.iter().take(2 * DEPTHS[0]).copied();
         self.next = 2 * DEPTHS[0];
         match run(device, method, &mut || first.next(), self.scratch, &|_, _| false) {
@@ -231,16 +231,16 @@ impl Course<'_> {
     /// A turn of direct reads at each depth, by threads and by io_uring.
     fn try_direct(&mut self, device: &Arc<dyn Device>) -> Result<()> {
         for depth in DEPTHS {
-            let method = Method { queue: Queue::Threads, depth };
+            let method = Method { queue: ReadEngine::Threads, depth };
             self.attempt(device, Access::Direct, method)?;
         }
         for depth in DEPTHS {
-            let method = Method { queue: Queue::Uring, depth };
+            let method = Method { queue: ReadEngine::Uring, depth };
             // What the kernel refuses once it refuses always.
             if self
                 .tried
                 .iter()
-                .any(|trial| trial.method.queue == Queue::Uring && trial.outcome.is_err())
+                .any(|trial| trial.method.queue == ReadEngine::Uring && trial.outcome.is_err())
             {
                 break;
             }
@@ -248,7 +248,7 @@ impl Course<'_> {
                 Err(Error::Io { source, .. }) => {
                     let outcome = Err(source.to_string());
                     // Nor is it chosen for what it did before it failed.
-                    self.tried.retain(|trial| trial.method.queue != Queue::Uring);
+                    self.tried.retain(|trial| trial.method.queue != ReadEngine::Uring);
                     self.tried.push(Trial { access: Access::Direct, method, outcome });
                 }
                 other => other?,
@@ -350,7 +350,7 @@ fn run(
             }
         }
     };
-    let reader = Reader::start(Arc::clone(device), method, Arc::new(done))?;
+    let reader = DiskReader::start(Arc::clone(device), method, Arc::new(done))?;
 
     let start = Instant::now();
     let mut carried = None;
@@ -427,11 +427,11 @@ impl fmt::Display for Access {
     }
 }
 
-impl fmt::Display for Queue {
+impl fmt::Display for ReadEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Queue::Threads => "threads",
-            Queue::Uring => "io_uring",
+            ReadEngine::Threads => "threads",
+            ReadEngine::Uring => "io_uring",
         })
     }
 }
@@ -465,20 +465,25 @@ impl fmt::Display for Choice {
 mod tests {
     use super::*;
 
-    fn trial(access: Access, queue: Queue, depth: usize, rate: f64) -> Trial {
+    fn trial(access: Access, queue: ReadEngine, depth: usize, rate: f64) -> Trial {
         Trial { access, method: Method { queue, depth }, outcome: Ok(rate) }
     }
 
     /// Rates of direct reads by threads and by io_uring at each depth, and of buffered reads.
     #[track_caller]
-    fn check(threads: [f64; 4], uring: [f64; 4], buffered: f64, expect: (Access, Queue, usize)) {
+    fn check(
+        threads: [f64; 4],
+        uring: [f64; 4],
+        buffered: f64,
+        expect: (Access, ReadEngine, usize),
+    ) {
         let mut tried = Vec::new();
-        for (queue, rates) in [(Queue::Threads, threads), (Queue::Uring, uring)] {
+        for (queue, rates) in [(ReadEngine::Threads, threads), (ReadEngine::Uring, uring)] {
             for (depth, rate) in DEPTHS.into_iter().zip(rates) {
                 tried.push(trial(Access::Direct, queue, depth, rate));
             }
         }
-        tried.push(trial(Access::Buffered, Queue::Threads, 8, buffered));
+        tried.push(trial(Access::Buffered, ReadEngine::Threads, 8, buffered));
         let Trial { access, method, .. } = &tried[decide(&tried).unwrap()];
         assert_eq!((*access, method.queue, method.depth), expect);
     }
@@ -486,7 +491,7 @@ mod tests {
     #[test]
     fn the_simple_way_wins_unless_another_is_clearly_faster() {
         let (direct, buffered) = (Access::Direct, Access::Buffered);
-        let (threads, uring) = (Queue::Threads, Queue::Uring);
+        let (threads, uring) = (ReadEngine::Threads, ReadEngine::Uring);
         check([100.0; 4], [100.0; 4], 100.0, (direct, uring, 32));
         check([100.0; 4], [0.0; 4], 100.0, (direct, threads, 32));
         check([100.0, 102.0, 102.5, 102.0], [91.0; 4], 124.0, (direct, threads, 32));
@@ -506,23 +511,23 @@ mod tests {
             method: Method { queue, depth: 4 },
             outcome: Err("no".to_owned()),
         };
-        let mut tried = vec![refused(Access::Direct, Queue::Threads)];
+        let mut tried = vec![refused(Access::Direct, ReadEngine::Threads)];
         assert_eq!(decide(&tried), None);
-        tried.push(trial(Access::Buffered, Queue::Threads, 8, 1.0));
+        tried.push(trial(Access::Buffered, ReadEngine::Threads, 8, 1.0));
         assert_eq!(decide(&tried), Some(1));
     }
 
     #[test]
     fn the_choice_reads_as_a_sentence() {
         let tried = vec![
-            trial(Access::Direct, Queue::Threads, 4, 1.5e9),
-            trial(Access::Direct, Queue::Threads, 8, 2.25e9),
+            trial(Access::Direct, ReadEngine::Threads, 4, 1.5e9),
+            trial(Access::Direct, ReadEngine::Threads, 8, 2.25e9),
             Trial {
                 access: Access::Direct,
-                method: Method { queue: Queue::Uring, depth: 4 },
+                method: Method { queue: ReadEngine::Uring, depth: 4 },
                 outcome: Err("Operation not permitted (os error 1)".to_owned()),
             },
-            trial(Access::Buffered, Queue::Threads, 8, 0.5e9),
+            trial(Access::Buffered, ReadEngine::Threads, 8, 0.5e9),
         ];
         let Trial { access, method, .. } = tried[1];
         let choice = Choice { access, method, bytes_per_second: 2.25e9, tried };

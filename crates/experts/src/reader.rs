@@ -57,7 +57,7 @@ pub struct Read {
     pub label: [u32; 2],
 }
 
-// SAFETY: the pointer is an address to write to. The caller of `Reader::submit` promises that the memory
+// SAFETY: the pointer is an address to write to. The caller of `DiskReader::submit` promises that the memory
 // behind it may be written from any thread until the read is done.
 unsafe impl Send for Read {}
 
@@ -73,7 +73,7 @@ pub enum Priority {
 /// What carries the reads out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Queue {
+pub enum ReadEngine {
     /// A thread for each read under way.
     #[default]
     Threads,
@@ -86,7 +86,7 @@ pub enum Queue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Method {
     /// What carries the reads out.
-    pub queue: Queue,
+    pub queue: ReadEngine,
     /// The most reads under way at once; at least one.
     pub depth: usize,
 }
@@ -124,8 +124,8 @@ pub struct TraceEvent {
 /// Dropping it waits for the reads that have begun; those that have not are forgotten, and `done` is
 /// not called for them.
 #[derive(Debug)]
-pub struct Reader {
-    core: Arc<Core>,
+pub struct DiskReader {
+    core: Arc<ReaderCore>,
     queue: Running,
 }
 
@@ -139,49 +139,49 @@ enum Running {
     Uring(uring::Uring),
 }
 
-impl Reader {
+impl DiskReader {
     /// Starts reading from `device`. An error when the system refuses threads or io_uring, or when
     /// the device cannot be read by io_uring.
     ///
     /// # Panics
     /// When the depth is zero or absurd.
-    pub fn start(device: Arc<dyn Device>, method: Method, done: Arc<Done>) -> Result<Reader> {
+    pub fn start(device: Arc<dyn Device>, method: Method, done: Arc<Done>) -> Result<DiskReader> {
         assert!((1..=4096).contains(&method.depth), "{} reads at once", method.depth);
-        let state = Mutex::new(State::new(method));
-        let core = Arc::new(Core { device, done, state, ready: Condvar::new() });
+        let state = Mutex::new(ReaderState::new(method));
+        let core = Arc::new(ReaderCore { device, done, state, ready: Condvar::new() });
         let queue = match method.queue {
-            Queue::Threads => {
+            ReadEngine::Threads => {
                 Running::Threads { _threads: threads::Threads::start(&core, 0..method.depth)? }
             }
             #[cfg(target_os = "linux")]
-            Queue::Uring => Running::Uring(uring::Uring::start(&core, method.depth)?),
+            ReadEngine::Uring => Running::Uring(uring::Uring::start(&core, method.depth)?),
             #[cfg(not(target_os = "linux"))]
-            Queue::Uring => return Err(core.refused(io::ErrorKind::Unsupported.into())),
+            ReadEngine::Uring => return Err(core.refused(io::ErrorKind::Unsupported.into())),
         };
-        Ok(Reader { core, queue })
+        Ok(DiskReader { core, queue })
     }
 
     /// The same, by threads where there is no io_uring: what was chosen on one day may be forbidden, or out of
     /// descriptors, on the next.
     ///
     /// # Panics
-    /// As [`Reader::start`].
+    /// As [`DiskReader::start`].
     pub fn start_or_by_threads(
         device: Arc<dyn Device>,
         method: Method,
         done: Arc<Done>,
-    ) -> Result<Reader> {
-        match Reader::start(Arc::clone(&device), method, Arc::clone(&done)) {
-            Err(Error::Io { source, .. }) if method.queue == Queue::Uring => {
+    ) -> Result<DiskReader> {
+        match DiskReader::start(Arc::clone(&device), method, Arc::clone(&done)) {
+            Err(Error::Io { source, .. }) if method.queue == ReadEngine::Uring => {
                 tracing::warn!("io_uring cannot be used ({source}): threads read instead");
-                Reader::start(device, Method { queue: Queue::Threads, ..method }, done)
+                DiskReader::start(device, Method { queue: ReadEngine::Threads, ..method }, done)
             }
             started => started,
         }
     }
 
     /// The queue in use, which is not the one it was started with once io_uring has failed.
-    pub fn queue(&self) -> Queue {
+    pub fn queue(&self) -> ReadEngine {
         self.core.state().queue
     }
 
@@ -189,7 +189,7 @@ impl Reader {
     ///
     /// # Safety
     /// The `len` bytes at each read's `target` are initialised memory that no other thread reads, writes
-    /// or frees until `done` was called for the read, [`Reader::withdraw`] took it back, or the reader
+    /// or frees until `done` was called for the read, [`DiskReader::withdraw`] took it back, or the reader
     /// was dropped.
     ///
     /// # Panics
@@ -248,28 +248,28 @@ impl Reader {
 }
 
 /// What the queues share.
-struct Core {
+struct ReaderCore {
     device: Arc<dyn Device>,
     done: Arc<Done>,
-    state: Mutex<State>,
+    state: Mutex<ReaderState>,
     /// Notified when a read waits that no thread has seen, and at the end.
     ready: Condvar,
 }
 
-impl std::fmt::Debug for Core {
+impl std::fmt::Debug for ReaderCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Core").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("ReaderCore").field("device", &self.device).finish_non_exhaustive()
     }
 }
 
-impl Core {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ReaderCore {
+    fn state(&self) -> MutexGuard<'_, ReaderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes threads for `count` new reads. A thread looks at the backlog before it waits, so one that
     /// is busy now needs no call.
-    fn wake(&self, state: MutexGuard<'_, State>, count: usize) {
+    fn wake(&self, state: MutexGuard<'_, ReaderState>, count: usize) {
         let idle = state.idle;
         drop(state);
         for _ in 0..count.min(idle) {
@@ -305,9 +305,9 @@ struct Task {
 
 /// Everything that changes, under one lock.
 #[derive(Debug)]
-struct State {
+struct ReaderState {
     /// The queue in use.
-    queue: Queue,
+    queue: ReadEngine,
     demand: VecDeque<Task>,
     ahead: VecDeque<Task>,
     /// Reads that have begun; as many places as may be under way at once.
@@ -322,9 +322,9 @@ struct State {
     trace: Vec<TraceEvent>,
 }
 
-impl State {
-    fn new(Method { queue, depth }: Method) -> State {
-        State {
+impl ReaderState {
+    fn new(Method { queue, depth }: Method) -> ReaderState {
+        ReaderState {
             queue,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),

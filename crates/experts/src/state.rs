@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use compute::Trial;
 
-use crate::cache::{Cache, Manner, Step};
+use crate::cache::{Cache, Manner, VisitStep};
 use crate::geometry::{ClassSlots, Geometry, Slots};
 use crate::routing_log::RoutingLog;
 use crate::statistics::{Activity, Missed, VisitRecord};
@@ -89,10 +89,10 @@ impl Foresight {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct BankState {
     pub(crate) cache: Cache,
     pub(crate) slots: Vec<SlotState>,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<VisitStep>,
     pub(crate) phases: Vec<Phase>,
     pub(crate) ready: VecDeque<u32>,
     pub(crate) blocked: Vec<u32>,
@@ -123,9 +123,9 @@ pub(crate) struct State {
     keys: Vec<u32>,
 }
 
-impl State {
-    pub(crate) fn new(cache: Cache, slots: Vec<SlotState>) -> State {
-        State {
+impl BankState {
+    pub(crate) fn new(cache: Cache, slots: Vec<SlotState>) -> BankState {
+        BankState {
             cache,
             slots,
             steps: Vec::new(),
@@ -245,7 +245,7 @@ impl State {
         for id in wanted {
             let slot = filled[self.rehearsed % filled.len()];
             self.rehearsed += 1;
-            self.steps.push(Step {
+            self.steps.push(VisitStep {
                 key: first_key + id,
                 slot,
                 hit: true,
@@ -309,7 +309,7 @@ impl State {
 
     /// A step of the visit cannot be had.
     pub(crate) fn fail(&mut self, step: u32, error: Error) {
-        let Step { key, slot, .. } = self.steps[step as usize];
+        let VisitStep { key, slot, .. } = self.steps[step as usize];
         self.phases[step as usize] = Phase::Done;
         self.open -= 1;
         self.failed += 1;

@@ -7,9 +7,9 @@ use compute::{Expert, Parting, SlabExpert, Take, Turn, Visit};
 
 use crate::Error;
 use crate::bank::StreamedBank;
-use crate::cache::Step;
+use crate::cache::VisitStep;
 use crate::reader::{Priority, Read};
-use crate::state::{Phase, State};
+use crate::state::{BankState, Phase};
 
 pub(crate) struct StreamedVisit<'a> {
     pub(crate) bank: &'a StreamedBank,
@@ -50,7 +50,7 @@ impl StreamedVisit<'_> {
     }
 
     /// Starts every read that need not wait for a slot.
-    pub(crate) fn start(&self, state: &mut State) {
+    pub(crate) fn start(&self, state: &mut BankState) {
         // First, while the slots of vain ones are not yet being read into for others.
         self.abandon_guesses(state);
         let mut reads = Vec::new();
@@ -77,7 +77,7 @@ impl StreamedVisit<'_> {
     }
 
     /// What was expected and is not wanted need not be read, if it has not begun.
-    fn abandon_guesses(&self, state: &mut State) {
+    fn abandon_guesses(&self, state: &mut BankState) {
         for slot in state.judge_guesses() {
             let state_of = &mut state.slots[slot as usize];
             if state_of.reads_left > 0 {
@@ -91,7 +91,7 @@ impl StreamedVisit<'_> {
     }
 
     /// Starts the reads of steps whose slot has become free.
-    fn unblock(&self, state: &mut State) {
+    fn unblock(&self, state: &mut BankState) {
         if state.blocked.is_empty() {
             return;
         }
@@ -113,7 +113,7 @@ impl StreamedVisit<'_> {
     }
 
     /// Adds the reads of a step.
-    fn read(&self, state: &mut State, index: u32, reads: &mut Vec<Read>) {
+    fn read(&self, state: &mut BankState, index: u32, reads: &mut Vec<Read>) {
         let step = state.steps[index as usize];
         if state.is_late(step.key) {
             // Another try would take another of the reads that may be under way at once.
@@ -143,7 +143,7 @@ impl StreamedVisit<'_> {
     }
 
     /// Everything that is still on its way is given up.
-    fn give_up(&self, state: &mut State) {
+    fn give_up(&self, state: &mut BankState) {
         let mut given_up = Vec::new();
         for index in 0..state.steps.len() as u32 {
             if matches!(state.phases[index as usize], Phase::Reading | Phase::Blocked) {
@@ -156,7 +156,7 @@ impl StreamedVisit<'_> {
         }
         state.blocked.clear();
         for (index, phase) in given_up {
-            let Step { key, slot, .. } = state.steps[index as usize];
+            let VisitStep { key, slot, .. } = state.steps[index as usize];
             if state.slots[slot as usize].reads_left > 0 {
                 // What is under way is this expert, or one that another visit wanted before.
                 state.set_aside(slot, (phase == Phase::Reading).then_some(key));
@@ -169,7 +169,7 @@ impl StreamedVisit<'_> {
     }
 
     /// Waits until something lands, or gives up.
-    fn wait<'s>(&self, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+    fn wait<'s>(&self, mut state: MutexGuard<'s, BankState>) -> MutexGuard<'s, BankState> {
         let started = Instant::now();
         if !state.awaits_reads() {
             state.progress = started;

@@ -16,7 +16,7 @@ use crate::follower::Follower;
 use crate::marker::Marker;
 use crate::memory::{Allowance, Holding, Memory};
 use crate::schema::limits;
-use crate::state::{Start, State};
+use crate::state::{GrammarState, Start};
 use crate::vocabulary::{Token, Vocabulary};
 use crate::worker::{Standing, Workers};
 use crate::{Before, Constraint, Grammar, GrammarError, lark};
@@ -41,10 +41,10 @@ const MARKERS: usize = 16;
 /// Compiles grammars for one model. Clones share everything.
 #[derive(Clone)]
 pub struct Grammars {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedCompiler>,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct SharedCompiler {
     factory: ParserFactory,
     pub(crate) vocabulary: Arc<Vocabulary>,
     pub(crate) memory: Arc<Memory>,
@@ -70,7 +70,8 @@ impl Grammars {
         let memory = Arc::new(Memory::new(allowance));
         *factory.limits_mut() = parser_limits(memory.step_bytes());
         let workers = Workers::new(Arc::clone(&memory));
-        let shared = Shared { factory, vocabulary, memory, workers, markers: Mutex::default() };
+        let shared =
+            SharedCompiler { factory, vocabulary, memory, workers, markers: Mutex::default() };
         Ok(Grammars { shared: Arc::new(shared) })
     }
 
@@ -138,7 +139,7 @@ impl Grammars {
         let vocabulary = Arc::clone(&self.shared.vocabulary);
         let build = || {
             let (parser, mut holding) = self.parser(grammar)?;
-            let state = State::new(vocabulary, Follower::new(parser), start, opener);
+            let state = GrammarState::new(vocabulary, Follower::new(parser), start, opener);
             let state = state.map_err(refusal)?;
             memory.resize(&mut holding, state.bytes()).map_err(refusal)?;
             Standing::new(state, holding).map_err(refusal)

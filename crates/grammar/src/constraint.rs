@@ -3,23 +3,23 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::compile::Shared;
-use crate::worker::{Settled, Slot, Standing};
+use crate::compile::SharedCompiler;
+use crate::worker::{Settled, Standing, WorkerSlot};
 use crate::{ConstraintError, Mask};
 
 /// One answer under a grammar.
 pub struct Constraint {
-    shared: Arc<Shared>,
-    slot: Arc<Slot>,
+    shared: Arc<SharedCompiler>,
+    slot: Arc<WorkerSlot>,
     mask: Option<Arc<Mask>>,
 }
 
 impl Constraint {
-    pub(crate) fn new(shared: &Arc<Shared>, standing: Standing) -> Constraint {
-        Constraint::of(shared, Slot::new(standing))
+    pub(crate) fn new(shared: &Arc<SharedCompiler>, standing: Standing) -> Constraint {
+        Constraint::of(shared, WorkerSlot::new(standing))
     }
 
-    fn of(shared: &Arc<Shared>, slot: Slot) -> Constraint {
+    fn of(shared: &Arc<SharedCompiler>, slot: WorkerSlot) -> Constraint {
         Constraint { shared: Arc::clone(shared), slot: Arc::new(slot), mask: None }
     }
 
@@ -57,7 +57,7 @@ impl Constraint {
 impl Clone for Constraint {
     /// The same as [`Constraint::fork`]; where that fails, the copy says so when a mask is wanted.
     fn clone(&self) -> Constraint {
-        let over = |error| Constraint::of(&self.shared, Slot::over(error));
+        let over = |error| Constraint::of(&self.shared, WorkerSlot::over(error));
         self.fork().unwrap_or_else(over)
     }
 }

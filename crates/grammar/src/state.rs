@@ -50,7 +50,7 @@ enum Phase {
     Released,
 }
 
-pub(crate) struct State {
+pub(crate) struct GrammarState {
     vocabulary: Arc<Vocabulary>,
     follower: Follower,
     phase: Phase,
@@ -60,19 +60,19 @@ pub(crate) struct State {
     first: Arc<Mask>,
 }
 
-impl State {
+impl GrammarState {
     /// The state before the first token.
     pub(crate) fn new(
         vocabulary: Arc<Vocabulary>,
         mut follower: Follower,
         start: Start,
         opener: Option<u32>,
-    ) -> Result<State, ConstraintError> {
+    ) -> Result<GrammarState, ConstraintError> {
         let first = grammar_mask(&mut follower, &vocabulary)?;
         if opener.is_some_and(|token| !first.allows(token)) {
             return Err(ConstraintError::Stuck);
         }
-        let inside = State { vocabulary, follower, phase: Phase::Inside, opener, first };
+        let inside = GrammarState { vocabulary, follower, phase: Phase::Inside, opener, first };
         inside.rehearse()?;
         let phase = match start {
             Start::Free(marker) => Phase::Free { marker, matched: 0 },
@@ -84,13 +84,13 @@ impl State {
             Start::Inside | Start::Maybe(..) if opener.is_some() => Phase::Words,
             Start::Inside | Start::Maybe(..) => Phase::Inside,
         };
-        Ok(State { phase, ..inside })
+        Ok(GrammarState { phase, ..inside })
     }
 
     /// A copy that shares nothing that changes. The caches of the library's lexer are copied too: whether
     /// one answer runs into a limit must not depend on what another has cached.
-    pub(crate) fn fork(&self) -> State {
-        State {
+    pub(crate) fn fork(&self) -> GrammarState {
+        GrammarState {
             vocabulary: Arc::clone(&self.vocabulary),
             follower: self.follower.fork(),
             phase: self.phase.clone(),

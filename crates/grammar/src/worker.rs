@@ -1,6 +1,6 @@
 //! The threads that compute masks while the model computes logits.
 //!
-//! A [`Slot`] is one answer: where its constraint stands, and the tokens that are not taken in yet. A worker takes the
+//! A [`WorkerSlot`] is one answer: where its constraint stands, and the tokens that are not taken in yet. A worker takes the
 //! [`Standing`] out, works without holding the lock, and puts it back. What a grammar costs is bounded by the
 //! library's limits and by the memory that its standing holds, except for time: very ambiguous grammars stay within
 //! the limits and yet take seconds a token. So waiting ends work that is overdue, and slow masks add up against a
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use llguidance::CancellationHandle;
 
 use crate::memory::{Holding, Memory};
-use crate::state::State;
+use crate::state::GrammarState;
 use crate::{ConstraintError, Mask};
 
 /// More would compete with the threads that decode.
@@ -41,7 +41,7 @@ pub(crate) struct Settled {
 
 /// Where an answer stands after some tokens, and the memory for it.
 pub(crate) struct Standing {
-    state: State,
+    state: GrammarState,
     settled: Settled,
     /// What slow masks took beyond [`SLOW`].
     slow: Duration,
@@ -50,7 +50,10 @@ pub(crate) struct Standing {
 
 impl Standing {
     /// At the beginning, in memory that is held already.
-    pub(crate) fn new(mut state: State, holding: Holding) -> Result<Standing, ConstraintError> {
+    pub(crate) fn new(
+        mut state: GrammarState,
+        holding: Holding,
+    ) -> Result<Standing, ConstraintError> {
         let settled = settle(&mut state, &[])?;
         Ok(Standing { state, settled, slow: Duration::ZERO, holding })
     }
@@ -98,7 +101,7 @@ impl Standing {
 }
 
 /// One answer's constraint and what is to be done with it.
-pub(crate) struct Slot {
+pub(crate) struct WorkerSlot {
     inner: Mutex<Inner>,
     changed: Condvar,
     cancellation: CancellationHandle,
@@ -119,20 +122,20 @@ enum Work {
     Over(ConstraintError),
 }
 
-impl Slot {
-    pub(crate) fn new(standing: Standing) -> Slot {
+impl WorkerSlot {
+    pub(crate) fn new(standing: Standing) -> WorkerSlot {
         let cancellation = standing.state.cancellation();
-        Slot::of(Work::Idle(Box::new(standing)), cancellation)
+        WorkerSlot::of(Work::Idle(Box::new(standing)), cancellation)
     }
 
     /// An answer that cannot go on.
-    pub(crate) fn over(error: ConstraintError) -> Slot {
-        Slot::of(Work::Over(error), CancellationHandle::default())
+    pub(crate) fn over(error: ConstraintError) -> WorkerSlot {
+        WorkerSlot::of(Work::Over(error), CancellationHandle::default())
     }
 
-    fn of(work: Work, cancellation: CancellationHandle) -> Slot {
+    fn of(work: Work, cancellation: CancellationHandle) -> WorkerSlot {
         let inner = Inner { work, pending: Vec::new(), since: Instant::now() };
-        Slot { inner: Mutex::new(inner), changed: Condvar::new(), cancellation }
+        WorkerSlot { inner: Mutex::new(inner), changed: Condvar::new(), cancellation }
     }
 
     /// Says whether there is work to do: none while words are free.
@@ -187,7 +190,7 @@ impl Slot {
     }
 }
 
-fn settle(state: &mut State, tokens: &[u32]) -> Result<Settled, ConstraintError> {
+fn settle(state: &mut GrammarState, tokens: &[u32]) -> Result<Settled, ConstraintError> {
     state.accept(tokens)?;
     let mask = state.mask()?;
     Ok(Settled { mask, is_complete: state.is_complete() })
@@ -208,9 +211,9 @@ fn failed_because(reason: &str) -> ConstraintError {
 /// Started with the first job; the threads end when this is dropped.
 pub(crate) struct Workers {
     memory: Arc<Memory>,
-    jobs: OnceLock<Sender<Weak<Slot>>>,
+    jobs: OnceLock<Sender<Weak<WorkerSlot>>>,
     /// What each thread works at.
-    running: Arc<Mutex<[Weak<Slot>; THREADS]>>,
+    running: Arc<Mutex<[Weak<WorkerSlot>; THREADS]>>,
 }
 
 impl Workers {
@@ -219,7 +222,7 @@ impl Workers {
     }
 
     /// Has the accepted tokens taken in, soon.
-    pub(crate) fn send(&self, slot: &Arc<Slot>) {
+    pub(crate) fn send(&self, slot: &Arc<WorkerSlot>) {
         let jobs = self.jobs.get_or_init(|| self.start());
         if jobs.send(Arc::downgrade(slot)).is_err() {
             // No thread could be started.
@@ -228,19 +231,19 @@ impl Workers {
     }
 
     /// The result after all accepted tokens.
-    pub(crate) fn settled(&self, slot: &Slot) -> Result<Settled, ConstraintError> {
+    pub(crate) fn settled(&self, slot: &WorkerSlot) -> Result<Settled, ConstraintError> {
         self.with(slot, |standing| standing.settled.clone())
     }
 
     /// A copy of the answer after all accepted tokens.
-    pub(crate) fn fork(&self, slot: &Slot) -> Result<Standing, ConstraintError> {
+    pub(crate) fn fork(&self, slot: &WorkerSlot) -> Result<Standing, ConstraintError> {
         self.with(slot, |standing| standing.fork(&self.memory)).flatten()
     }
 
     /// Waits until all accepted tokens are taken in, and looks.
     fn with<T>(
         &self,
-        slot: &Slot,
+        slot: &WorkerSlot,
         look: impl FnOnce(&Standing) -> T,
     ) -> Result<T, ConstraintError> {
         let start = Instant::now();
@@ -272,13 +275,13 @@ impl Workers {
         }
     }
 
-    fn start(&self) -> Sender<Weak<Slot>> {
-        let (sender, receiver) = channel::<Weak<Slot>>();
+    fn start(&self) -> Sender<Weak<WorkerSlot>> {
+        let (sender, receiver) = channel::<Weak<WorkerSlot>>();
         let receiver = Arc::new(Mutex::new(receiver));
         for index in 0..THREADS {
             let receiver = Arc::clone(&receiver);
             let (running, memory) = (Arc::clone(&self.running), Arc::clone(&self.memory));
-            let run = move |slot: Weak<Slot>| {
+            let run = move |slot: Weak<WorkerSlot>| {
                 running.lock().unwrap_or_else(PoisonError::into_inner)[index] = slot;
             };
             let work = move || {

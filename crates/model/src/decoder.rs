@@ -19,7 +19,7 @@ use crate::residual::Residual;
 pub(crate) use attention::Attention;
 use delta::DeltaNet;
 pub(crate) use feed_forward::FeedForward;
-use per_layer::{PerLayer, PerLayerInput, Rows};
+use per_layer::{PerLayer, PerLayerInput, PerLayerRows};
 
 /// A loaded model, its routed experts excepted: those come from an [`ExpertBank`](compute::ExpertBank).
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl Decoder {
 
 impl Layer {
     /// The layer on the stream `h`; `rows` are those of the per-layer embeddings.
-    fn forward(&self, pass: &mut Pass<'_>, h: Residual, index: usize, rows: Option<Rows>) {
+    fn forward(&self, pass: &mut Pass<'_>, h: Residual, index: usize, rows: Option<PerLayerRows>) {
         if let (Some(bank), FeedForward::Moe(moe)) = (pass.bank, &self.feed_forward)
             && bank.looks_ahead()
         {

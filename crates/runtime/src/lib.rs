@@ -19,7 +19,7 @@ pub use compute::{Features, RowLogits};
 pub use error::{Error, Result};
 pub use heads::{HeadDraft, HeadTokens};
 pub use options::{HeadOptions, Options};
-pub use pass::Reader;
+pub use pass::LogitsReader;
 pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
 pub use runner::{LOGIT_ROWS, Runner, SequenceFailure};
 pub use streaming::{mean_read_bytes, probe, samples};

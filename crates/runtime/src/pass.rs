@@ -8,7 +8,7 @@ use model::{Decoder, Head, Pass, Segment};
 use crate::features;
 
 /// How the rows of logits that a batch asks for are read.
-pub enum Reader<'a> {
+pub enum LogitsReader<'a> {
     /// One after another: the row and its values.
     InOrder(&'a mut dyn FnMut(usize, &[f32])),
     /// Those of different segments in parallel, on all threads: the segment, the row and its values.
@@ -17,7 +17,7 @@ pub enum Reader<'a> {
 
 /// What came of it, besides logits.
 #[derive(Default)]
-pub(crate) struct Passed {
+pub(crate) struct PassOutput {
     /// What the head needs, by segment.
     pub(crate) features: Vec<Features>,
     pub(crate) failures: Vec<RowFailure>,
@@ -28,8 +28,8 @@ pub(crate) fn run(
     decoder: &Decoder,
     head: Option<&Head>,
     mut pass: Pass<'_>,
-    reader: Reader<'_>,
-) -> Passed {
+    reader: LogitsReader<'_>,
+) -> PassOutput {
     let batch = pass.batch;
     if batch.keeps {
         pass.step.set_trials(&batch.depths());
@@ -51,14 +51,14 @@ pub(crate) fn run(
         let wanted: Vec<Range<usize>> = wanted.collect();
         let row_of = |row: usize| row * logits.cols()..(row + 1) * logits.cols();
         match reader {
-            Reader::InOrder(read) => {
+            LogitsReader::InOrder(read) => {
                 let values = step.read(&fence, logits);
                 wanted.into_iter().flatten().for_each(|row| read(row, &values[row_of(row)]));
             }
-            Reader::AtOnce(read) => step.read_logits(&fence, logits, &wanted, read),
+            LogitsReader::AtOnce(read) => step.read_logits(&fence, logits, &wanted, read),
         }
     }
-    Passed { features, failures }
+    PassOutput { features, failures }
 }
 
 /// Why a segment could not be computed, if so.

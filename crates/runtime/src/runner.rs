@@ -11,7 +11,7 @@ use model::{
 };
 use state::{Capacity, Layout, Memory, Sequence};
 
-use crate::pass::{self, Reader};
+use crate::pass::{self, LogitsReader};
 use crate::{Error, Options, Result, features, streaming};
 
 /// Rows that may ask for logits in one step: bounds the memory of the output head.
@@ -213,7 +213,7 @@ impl Runner {
                 return Err(error.into());
             }
         }
-        Ok(self.run(batch, sequences, Reader::InOrder(&mut row)))
+        Ok(self.run(batch, sequences, LogitsReader::InOrder(&mut row)))
     }
 
     /// The same for any reader, in room that [`Runner::reserve`] has made.
@@ -221,7 +221,7 @@ impl Runner {
         &mut self,
         batch: &Batch,
         sequences: &mut [&mut Sequence],
-        reader: Reader<'_>,
+        reader: LogitsReader<'_>,
     ) -> Result<Vec<SequenceFailure>> {
         self.check(batch, sequences)?;
         Ok(self.run(batch, sequences, reader))
@@ -231,7 +231,7 @@ impl Runner {
         &mut self,
         batch: &Batch,
         sequences: &mut [&mut Sequence],
-        reader: Reader<'_>,
+        reader: LogitsReader<'_>,
     ) -> Vec<SequenceFailure> {
         let shared: Vec<&Sequence> = sequences.iter().map(|s| &**s).collect();
         let head = self.head.as_ref().filter(|_| !self.head_rests);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use experts::Device;
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use model::{Batch, Logits, SegmentKind};
 use runtime::{Plan, PlanRequest, Runner, Streaming};
 use state::Sequence;
@@ -48,7 +48,7 @@ fn load(model: &str, threads: usize, expert_slots: Option<usize>) -> Runner {
     assert!(plan.fits, "{plan:?}");
     let device = plan.options.slots.as_ref().map(|_| {
         let files = Files::open(&checkpoint, Access::Direct).expect("files");
-        (Arc::new(files) as Arc<dyn Device>, Method { queue: Queue::Threads, depth: 4 })
+        (Arc::new(files) as Arc<dyn Device>, Method { queue: ReadEngine::Threads, depth: 4 })
     });
     assert_eq!(device.is_some(), expert_slots.is_some(), "{model}");
     let runner = Runner::load_from(&checkpoint, spec, &plan.options, device, &|_, _| {});

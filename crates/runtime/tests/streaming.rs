@@ -8,7 +8,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use experts::Device;
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use model::{Batch, Logits, SegmentKind};
 use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 
@@ -48,7 +48,7 @@ fn load(folder: &Path, request: &PlanRequest) -> Runner {
     // No probe: a hundred models are loaded here.
     let device = options.slots.as_ref().map(|_| {
         let files = Files::open(&checkpoint, Access::Direct).expect("files");
-        (Arc::new(files) as Arc<dyn Device>, Method { queue: Queue::Threads, depth: 4 })
+        (Arc::new(files) as Arc<dyn Device>, Method { queue: ReadEngine::Threads, depth: 4 })
     });
     Runner::load_from(&checkpoint, spec, &options, device, &|_, _| {}).expect("model")
 }

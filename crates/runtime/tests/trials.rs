@@ -8,7 +8,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use compute::{CpuBackend, ExpertBank, HostStore, Step, Trial};
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use experts::routing_log::{self, Header, LoggedVisit};
 use experts::simulate::{Policy, run};
 use experts::{Device, StreamedBank};
@@ -150,7 +150,7 @@ fn streamed(folder: &Path, dense: &Dense, slots: usize, together: bool) -> Answe
     let options = Options { threads: 2, ..plan.options };
     let files: Arc<dyn Device> =
         Arc::new(Files::open(&checkpoint, Access::Buffered).expect("files"));
-    let device = Some((files, Method { queue: Queue::Threads, depth: 4 }));
+    let device = Some((files, Method { queue: ReadEngine::Threads, depth: 4 }));
     let spec = model::arch::spec(&checkpoint).expect("spec");
     let runner = Runner::load_from(&checkpoint, spec, &options, device, &|_, _| {}).expect("model");
     let bank: &StreamedBank = runner.streamed().expect("a streamed bank");

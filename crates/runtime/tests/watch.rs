@@ -7,7 +7,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use experts::Device;
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use model::Logits;
 use runtime::{ExpertActivity, Options, Plan, PlanRequest, Runner, Streaming};
 
@@ -28,7 +28,7 @@ fn pebble(slots: Option<usize>) -> Runner {
     let options = Options { threads: 2, ..plan.options };
     let device = options.slots.as_ref().map(|_| {
         let files = Files::open(&checkpoint, Access::Direct).expect("files");
-        (Arc::new(files) as Arc<dyn Device>, Method { queue: Queue::Threads, depth: 4 })
+        (Arc::new(files) as Arc<dyn Device>, Method { queue: ReadEngine::Threads, depth: 4 })
     });
     Runner::load_from(&checkpoint, spec, &options, device, &|_, _| {}).expect("model")
 }

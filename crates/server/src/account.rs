@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::error::{ApiError, ErrorShape};
 use crate::request::identifier;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Where Anthropic's clients look for it.
@@ -21,7 +21,7 @@ pub(crate) const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("req
 
 /// A request id, a log line, and errors in the dialect of the path.
 pub(crate) async fn account(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     request: Request,
     next: Next,
 ) -> Response {

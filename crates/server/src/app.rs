@@ -14,11 +14,11 @@ use axum::routing::{delete, get, post};
 use crate::account::account;
 use crate::error::ApiError;
 use crate::guard::guard;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::{anthropic, inspect, live, ollama, openai, page};
 
 /// All paths.
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
+pub(crate) fn router(shared: Arc<ServerState>) -> Router {
     let router = Router::new()
         .route("/v1/chat/completions", post(openai::chat::complete))
         .route("/v1/completions", post(openai::completions::complete))

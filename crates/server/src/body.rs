@@ -22,7 +22,7 @@ use crate::budget::{Denied, Share};
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::prepare;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// How long a body may pause, and the pace that it has to keep besides.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -50,10 +50,10 @@ impl Posted {
     }
 }
 
-impl FromRequest<Arc<Shared>> for Posted {
+impl FromRequest<Arc<ServerState>> for Posted {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Posted> {
+    async fn from_request(request: Request, shared: &Arc<ServerState>) -> Result<Posted> {
         let headers = request.headers();
         check_encoding(headers)?;
         let length = announced(headers);
@@ -108,7 +108,7 @@ async fn receive(
     length: Option<usize>,
     most: usize,
     share: &mut Share,
-    shared: &Shared,
+    shared: &ServerState,
 ) -> Result<Vec<u8>> {
     let started = Instant::now();
     let mut bytes = Vec::with_capacity(length.unwrap_or(0));
@@ -149,7 +149,7 @@ fn time_left(elapsed: Duration, received: usize, patience: Duration) -> Duration
 }
 
 /// Reads a body within its share, which grows to what reading takes.
-fn parse(bytes: Vec<u8>, mut share: Share, shared: &Shared) -> Result<Posted> {
+fn parse(bytes: Vec<u8>, mut share: Share, shared: &ServerState) -> Result<Posted> {
     let weight = Weight::of(&bytes);
     let needed = weight.reading_bytes(bytes.capacity());
     share.resize(needed).map_err(|denied| {
@@ -172,7 +172,7 @@ fn body_words(bytes: usize) -> String {
 }
 
 /// Why a request gets no share; `words` say what it wanted one for.
-pub(crate) fn refused(shared: &Shared, denied: Denied, words: &str) -> ApiError {
+pub(crate) fn refused(shared: &ServerState, denied: Denied, words: &str) -> ApiError {
     shared.metrics.requests_refused.add(1);
     match denied {
         Denied::Now => {

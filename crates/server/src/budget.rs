@@ -34,11 +34,11 @@ pub(crate) struct Budget {
     /// What each step of a grammar may take before it is counted.
     step_bytes: usize,
     /// Beside the budget: memory is returned on a thread that may outlive it.
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<BudgetState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BudgetState {
     used_bytes: usize,
     /// Given back since memory was last returned to the system.
     freed_bytes: usize,
@@ -181,7 +181,7 @@ impl Drop for Share {
 }
 
 /// Returns freed memory to the system a little later, when what is being freed with it is free as well.
-fn return_memory(state: Arc<Mutex<State>>) {
+fn return_memory(state: Arc<Mutex<BudgetState>>) {
     let later = move || {
         thread::sleep(RETURN_AFTER);
         {
@@ -197,7 +197,7 @@ fn return_memory(state: Arc<Mutex<State>>) {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<BudgetState>) -> MutexGuard<'_, BudgetState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -13,11 +13,11 @@ use crate::error::ApiError;
 use crate::fields::Result;
 use crate::prepare;
 use crate::request::identifier;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// The request with a prompt that ends where the answer has `begun`: with the text of the last message.
 pub(crate) async fn continued(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     mut request: AnswerRequest,
     begun: Option<String>,
     mut share: Share,

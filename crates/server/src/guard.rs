@@ -14,7 +14,7 @@ use subtle::{Choice, ConstantTimeEq};
 use crate::error::ApiError;
 use crate::hosts::is_local_origin;
 use crate::page;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// Requests that browsers of allowed origins may make.
 const CORS_METHODS: &str = "GET, HEAD, POST, DELETE, OPTIONS";
@@ -30,7 +30,7 @@ const ALLOW_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-
 
 /// Lets a request through, or answers it.
 pub(crate) async fn guard(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -100,7 +100,7 @@ fn invalid_host(what: &str) -> ApiError {
 }
 
 /// A page elsewhere can have its own name point to this server; nothing but that name tells it from others.
-fn check_host(shared: &Shared, request: &Request) -> Result<(), ApiError> {
+fn check_host(shared: &ServerState, request: &Request) -> Result<(), ApiError> {
     let Some(host) = host_of(request)? else { return Ok(()) };
     if shared.hosts.allows(host) {
         return Ok(());
@@ -113,7 +113,7 @@ fn check_host(shared: &Shared, request: &Request) -> Result<(), ApiError> {
 }
 
 /// The origin to allow, if the request comes from a page that is not the server's own.
-fn check_origin(shared: &Shared, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
+fn check_origin(shared: &ServerState, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
     let headers = request.headers();
     // What the machine does, and for how long, is for the own page: any other could read from it what is asked.
     let is_private = request.uri().path() == "/live";
@@ -147,7 +147,7 @@ fn check_origin(shared: &Shared, request: &Request) -> Result<Option<HeaderValue
 }
 
 /// The page is open to all, and so is the question whether the server lives; all else needs the key.
-fn check_key(shared: &Shared, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_key(shared: &ServerState, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     let keys = &shared.options.api_keys;
     let is_open = matches!(path, "/" | "/health") || (shared.options.page && page::is_part(path));
     if keys.is_empty() || is_open {
@@ -176,7 +176,7 @@ fn without_scheme(value: &[u8]) -> &[u8] {
 }
 
 /// Whether the request showed a key, or needs none.
-pub(crate) fn may_see_all(shared: &Shared, headers: &HeaderMap) -> bool {
+pub(crate) fn may_see_all(shared: &ServerState, headers: &HeaderMap) -> bool {
     check_key(shared, "", headers).is_ok()
 }
 
@@ -194,10 +194,10 @@ mod tests {
     #[test]
     fn keys_are_taken_from_either_header() {
         let keys = vec!["one".to_owned(), "another".to_owned(), "schlüssel 🔑".to_owned()];
-        let shared = Shared::new(Options { api_keys: keys, ..Options::default() });
+        let shared = ServerState::new(Options { api_keys: keys, ..Options::default() });
         #[track_caller]
         fn check(
-            shared: &Shared,
+            shared: &ServerState,
             pairs: &[(&'static str, &'static str)],
             path: &str,
             expect: bool,
@@ -229,7 +229,7 @@ mod tests {
         path: &str,
         pairs: &[(&'static str, &'static str)],
     ) -> Result<bool, &'static str> {
-        let shared = Shared::new(options);
+        let shared = ServerState::new(options);
         let mut request = Request::builder().uri(path).body(axum::body::Body::empty()).unwrap();
         *request.headers_mut() = headers(pairs);
         check_host(&shared, &request)

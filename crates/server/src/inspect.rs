@@ -17,14 +17,14 @@ pub(crate) use tokens::{apply_template, detokenize, tokenize};
 use crate::guard::may_see_all;
 use crate::live::plan_json;
 use crate::model::Model;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::speculation::Speculating;
 
 /// What there is, for programs.
 const OPENAPI: &str = include_str!("../openapi.json");
 
 /// `GET /health`: for all clients whether it lives, for those with the key how it is doing.
-pub(crate) async fn health(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+pub(crate) async fn health(State(shared): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
     let Ok(model) = shared.model() else {
         let mut response = Json(json!({"status": "loading"})).into_response();
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
@@ -38,7 +38,7 @@ pub(crate) async fn health(State(shared): State<Arc<Shared>>, headers: HeaderMap
     Json(condition(&shared, model, status)).into_response()
 }
 
-fn condition(shared: &Shared, model: &Model, status: &str) -> Value {
+fn condition(shared: &ServerState, model: &Model, status: &str) -> Value {
     let pulse = model.pulse();
     let (load, memory) = (&pulse.load, machine::memory::usage());
     let experts = pulse.experts.as_ref().map(|experts| {
@@ -85,13 +85,13 @@ fn condition(shared: &Shared, model: &Model, status: &str) -> Value {
 }
 
 /// `GET /metrics`
-pub(crate) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+pub(crate) async fn metrics(State(shared): State<Arc<ServerState>>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (kind, numbers::of(&shared)).into_response()
 }
 
 /// `GET /openapi.json`
-pub(crate) async fn openapi(State(shared): State<Arc<Shared>>) -> Json<Value> {
+pub(crate) async fn openapi(State(shared): State<Arc<ServerState>>) -> Json<Value> {
     let vocabulary = shared.model().ok().map(|model| model.facts.vocabulary);
     Json(described(vocabulary, !shared.options.api_keys.is_empty()))
 }

@@ -19,7 +19,7 @@ use crate::error::ApiError;
 use crate::fields::Result;
 use crate::live_sample::LiveSample;
 use crate::model::{Model, Pulse, Rates};
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::speculation::Speculating;
 use crate::wire::{self, Framing, KeepAlive};
 
@@ -34,10 +34,10 @@ const SILENCE: Duration = Duration::from_secs(5);
 const STATISTICS: Duration = Duration::from_millis(50);
 
 /// A viewer's place.
-struct Seat(Arc<Shared>);
+struct Seat(Arc<ServerState>);
 
 impl Seat {
-    fn take(shared: &Arc<Shared>) -> Option<Seat> {
+    fn take(shared: &Arc<ServerState>) -> Option<Seat> {
         let more = |viewers| (viewers < MOST_VIEWERS).then_some(viewers + 1);
         let viewers = &shared.live.viewers;
         viewers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
@@ -52,7 +52,7 @@ impl Drop for Seat {
 }
 
 /// `GET /live`
-pub(crate) async fn watch(State(shared): State<Arc<Shared>>) -> Result<Response> {
+pub(crate) async fn watch(State(shared): State<Arc<ServerState>>) -> Result<Response> {
     let model = Arc::clone(shared.model()?);
     if shared.is_draining() {
         return Err(ApiError::unavailable("shutting_down", "the server is shutting down", 5));
@@ -144,7 +144,7 @@ impl Mark {
 
 /// The engine's side: called between steps.
 pub(crate) struct Feed {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     mark: Mark,
     rates: Rates,
     last_sample: Instant,
@@ -153,7 +153,7 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    pub(crate) fn new(shared: Arc<Shared>) -> Feed {
+    pub(crate) fn new(shared: Arc<ServerState>) -> Feed {
         let now = Instant::now();
         Feed {
             shared,
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn seats_are_limited_and_given_back() {
-        let shared = Arc::new(Shared::new(Options::default()));
+        let shared = Arc::new(ServerState::new(Options::default()));
         let mut seats: Vec<Seat> = (0..MOST_VIEWERS).map_while(|_| Seat::take(&shared)).collect();
         assert_eq!((seats.len(), shared.live.viewers()), (MOST_VIEWERS, MOST_VIEWERS));
         assert!(Seat::take(&shared).is_none());

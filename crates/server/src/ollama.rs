@@ -27,20 +27,23 @@ use crate::error::{ApiError, ErrorShape};
 use crate::fields::{Fields, Result};
 use crate::prepare;
 use crate::request::call_id;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::wire::{self, Framing, KeepAlive, Wire};
 use reply::{Calls, Kind, Reply};
 use request::Wanted;
 
 /// `POST /api/chat`
-pub(crate) async fn chat(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Response> {
+pub(crate) async fn chat(
+    State(shared): State<Arc<ServerState>>,
+    posted: Posted,
+) -> Result<Response> {
     let (wanted, share) = posted.read(|body| request::chat(&Fields::of_body(body)?))?;
     answer(&shared, Kind::Chat, wanted, share).await
 }
 
 /// `POST /api/generate`
 pub(crate) async fn generate(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     posted: Posted,
 ) -> Result<Response> {
     let (wanted, share) = posted.read(|body| request::generate(&Fields::of_body(body)?))?;
@@ -48,7 +51,7 @@ pub(crate) async fn generate(
 }
 
 async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     kind: Kind,
     wanted: Wanted,
     share: Share,

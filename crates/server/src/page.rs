@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// Scripts and styles are the page's own files, requests go to this server only, and no page may frame it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
@@ -65,7 +65,7 @@ static FILES: &[File] = files![
 ];
 
 /// Paths of the page.
-pub(crate) fn router() -> Router<Arc<Shared>> {
+pub(crate) fn router() -> Router<Arc<ServerState>> {
     FILES.iter().fold(Router::new(), |router, file| {
         router.route(
             file.path,
@@ -75,7 +75,7 @@ pub(crate) fn router() -> Router<Arc<Shared>> {
 }
 
 /// The root where there is no page: clients of Ollama look there to see whether there is a server.
-pub(crate) fn sign_of_life() -> Router<Arc<Shared>> {
+pub(crate) fn sign_of_life() -> Router<Arc<ServerState>> {
     Router::new().route("/", get(|| async { "millstream is running\n" }))
 }
 

@@ -20,7 +20,7 @@ use crate::error::ApiError;
 use crate::fields::Result;
 use crate::model::Model;
 use crate::request::MOST_CHOICES;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// What encoding takes for each byte of text.
 const ENCODE_BYTES: usize = 100;
@@ -36,7 +36,7 @@ const COUNTED_CONTEXTS: usize = 2;
 
 /// Queues requests as one: their answers are numbered through. What comes back is already under way.
 pub(crate) async fn begin(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     requests: Vec<AnswerRequest>,
     share: Share,
 ) -> Result<Answers> {
@@ -59,7 +59,7 @@ pub(crate) async fn begin(
 
 /// The prompt a request would have: for counting and showing.
 pub(crate) async fn prompt(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     mut request: AnswerRequest,
     share: Share,
 ) -> Result<(Prompt, Share)> {
@@ -71,7 +71,7 @@ pub(crate) async fn prompt(
 
 /// The tokens of a text, for counting and showing.
 pub(crate) async fn tokens(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     text: String,
     with_special: bool,
     share: Share,
@@ -84,7 +84,7 @@ pub(crate) async fn tokens(
 
 /// Prepares something when it is the turn of its request, which gets its share back with it.
 async fn prepared<T: Send + 'static>(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     mut share: Share,
     work: impl FnOnce(&mut Preparation) -> Result<T> + Send + 'static,
 ) -> Result<(T, Share)> {
@@ -101,7 +101,12 @@ async fn prepared<T: Send + 'static>(
 }
 
 /// Takes a share of at least so many bytes, or says what they were wanted for.
-pub(crate) fn grow(shared: &Shared, share: &mut Share, bytes: usize, what: &str) -> Result<()> {
+pub(crate) fn grow(
+    shared: &ServerState,
+    share: &mut Share,
+    bytes: usize,
+    what: &str,
+) -> Result<()> {
     if bytes <= share.bytes() {
         return Ok(());
     }
@@ -111,7 +116,7 @@ pub(crate) fn grow(shared: &Shared, share: &mut Share, bytes: usize, what: &str)
 
 /// Runs what takes processor time for a request of this size, when it is its turn.
 pub(crate) async fn in_turn<T: Send + 'static>(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     size: usize,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -120,7 +125,7 @@ pub(crate) async fn in_turn<T: Send + 'static>(
 
 /// Runs what takes processor time, and may stop early.
 async fn while_wanted<T: Send + 'static>(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     size: usize,
     work: impl FnOnce(Client) -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -159,7 +164,7 @@ impl Client {
 
 /// A request that is prepared.
 struct Preparation {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     model: Arc<Model>,
     client: Client,
     /// What was made of its body.
@@ -334,7 +339,7 @@ mod tests {
             let _ = ended.send(());
             Err(error)
         };
-        let shared = Arc::new(Shared::new(Options::default()));
+        let shared = Arc::new(ServerState::new(Options::default()));
         let request = tokio::spawn({
             let shared = Arc::clone(&shared);
             async move { while_wanted(&shared, 1, work).await }
@@ -348,7 +353,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_is_waited_for_is_done() {
-        let shared = Arc::new(Shared::new(Options::default()));
+        let shared = Arc::new(ServerState::new(Options::default()));
         assert_eq!(while_wanted(&shared, 1, |client| client.check().map(|()| 5)).await, Ok(5));
         assert_eq!(in_turn(&shared, 1, || Ok(6)).await, Ok(6));
     }

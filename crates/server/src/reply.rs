@@ -10,7 +10,7 @@ use crate::answers::Answers;
 use crate::error::ApiError;
 use crate::fields::Result;
 use crate::openai::wants_progress;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::wire::{self, Framing, KeepAlive};
 
 /// An event's name and its data.
@@ -40,7 +40,7 @@ pub(crate) trait EventReply: Send + 'static {
 
 /// Writes a response, event by event or whole.
 pub(crate) async fn write<R: EventReply>(
-    shared: &Shared,
+    shared: &ServerState,
     headers: &HeaderMap,
     streams: bool,
     mut reply: R,

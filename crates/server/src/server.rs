@@ -26,7 +26,7 @@ use crate::engine_thread::{self, EngineHandle};
 use crate::live::Feed;
 use crate::model::{Facts, Model, Pulse};
 use crate::seats::Seats;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::socket::Socket;
 use crate::{Options, app, turns};
 
@@ -90,7 +90,7 @@ pub struct Loaded {
 /// A server that answers; until [`Server::run`] it says that the model is loading.
 pub struct Server {
     runtime: Runtime,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     address: SocketAddr,
     /// Set when no more connections are to be taken.
     closing: watch::Sender<bool>,
@@ -120,7 +120,7 @@ impl Server {
         };
         let address = listener.local_addr().map_err(failed)?;
         let connections = granted(options.connections);
-        let shared = Arc::new(Shared::new(options));
+        let shared = Arc::new(ServerState::new(options));
         let (closing, until) = watch::channel(false);
         let served = runtime.spawn(serve(listener, Arc::clone(&shared), connections, until));
         Ok(Server { runtime, shared, address, closing, served })
@@ -234,7 +234,7 @@ fn granted(connections: usize) -> usize {
 /// Takes connections until `closing` is set, then waits for those that are open.
 async fn serve(
     listener: TcpListener,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     connections: usize,
     mut closing: watch::Receiver<bool>,
 ) {
@@ -290,7 +290,11 @@ async fn serve(
 }
 
 /// Waits for a signal; lets requests finish; stops the engine.
-async fn end_on_signal(shared: Arc<Shared>, engine: EngineHandle, closing: watch::Sender<bool>) {
+async fn end_on_signal(
+    shared: Arc<ServerState>,
+    engine: EngineHandle,
+    closing: watch::Sender<bool>,
+) {
     signal().await;
     shared.drain();
     let _ = closing.send(true);

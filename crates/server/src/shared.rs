@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::turns::Turns;
 
 /// State of a server.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     pub(crate) options: Options,
     pub(crate) hosts: Hosts,
     pub(crate) metrics: Arc<Metrics>,
@@ -32,10 +32,10 @@ pub(crate) struct Shared {
     is_draining: AtomicBool,
 }
 
-impl Shared {
-    pub(crate) fn new(options: Options) -> Shared {
+impl ServerState {
+    pub(crate) fn new(options: Options) -> ServerState {
         let hosts = Hosts::new(&options, machine::facts::host_name().as_deref());
-        Shared {
+        ServerState {
             options,
             hosts,
             metrics: Arc::new(Metrics::default()),

@@ -15,10 +15,10 @@ const KEPT_FOR_SMALL: usize = 1;
 
 /// Requests that are prepared, and those that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<State>);
+pub(crate) struct Turns(Mutex<TurnState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct TurnState {
     running: usize,
     running_large: usize,
     /// In the order in which they came.
@@ -78,7 +78,7 @@ impl Turns {
         Some((one.told, one.is_large))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TurnState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

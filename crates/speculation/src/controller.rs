@@ -7,11 +7,11 @@
 
 use super::SourceKind;
 use super::acceptance::{Acceptance, POSITIONS};
-use super::bank::{Bank, Settled};
 use super::choice::{self, Candidate, Choice, Costs, Value};
 use super::draft_cost::DraftCosts;
 use super::pass_cost::PassCost;
 use super::report::{PassFit, Report, SourceReport};
+use super::time_account::{SettledRound, TimeAccount};
 
 mod rounds;
 
@@ -164,7 +164,7 @@ pub(crate) struct Controller {
     acceptance: Acceptance,
     pass_cost: PassCost,
     draft_costs: DraftCosts,
-    bank: Bank,
+    account: TimeAccount,
     speculating: bool,
     idle: [Idle; SOURCES],
     /// Speculative rounds since a plain pass was measured.
@@ -187,7 +187,7 @@ impl Controller {
             acceptance: Acceptance::default(),
             pass_cost: PassCost::default(),
             draft_costs: DraftCosts::default(),
-            bank: Bank::default(),
+            account: TimeAccount::default(),
             speculating: false,
             idle: [Idle { rounds: REFRESH, until: REFRESH_UNKNOWN }; SOURCES],
             since_plain: 0,
@@ -224,7 +224,7 @@ impl Controller {
         self.begin(offers.len());
         self.round.fixed = vec![None; offers.len()];
         let nothing = vec![None; offers.len()];
-        let pausing = self.bank.pausing();
+        let pausing = self.account.pausing();
         if pausing || self.pass_cost.passes() < WARM_UP || offers.is_empty() {
             return nothing;
         }
@@ -372,17 +372,17 @@ impl Controller {
         });
         let verified: u64 = self.counts.iter().map(|counts| counts.verified).sum();
         let line = self.pass_cost.line();
-        let taken = self.bank.seconds;
+        let taken = self.account.seconds;
         let share = |seconds: f64| if taken > 0.0 { seconds / taken } else { 0.0 };
         Report {
             rounds: self.rounds,
             speculative_rounds: self.speculative_rounds,
             sources: sources.collect(),
             mean_verified: verified as f64 / self.verified_drafts.max(1) as f64,
-            gain: if taken > 0.0 { self.bank.plain_seconds / taken } else { 1.0 },
+            gain: if taken > 0.0 { self.account.plain_seconds / taken } else { 1.0 },
             seconds: taken,
-            exploration_share: share(self.bank.trial_seconds.max(0.0)),
-            pauses: self.bank.pauses,
+            exploration_share: share(self.account.trial_seconds.max(0.0)),
+            pauses: self.account.pauses,
             fit: PassFit {
                 base_seconds: line.base,
                 row_seconds: line.row,

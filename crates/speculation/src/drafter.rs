@@ -45,7 +45,7 @@ pub struct Subject<'a> {
 }
 
 /// Rows that a sequence has advanced by.
-pub struct Passed<'a> {
+pub struct ObservedRows<'a> {
     /// Of which answer.
     pub id: AnswerId,
     /// The prompt and the answer so far; the sequence holds the first of them.
@@ -266,7 +266,7 @@ impl Drafter {
     }
 
     /// What the target thought of rows that are right.
-    pub fn observe_rows(&mut self, target: &mut Runner, passed: &mut [Passed<'_>]) {
+    pub fn observe_rows(&mut self, target: &mut Runner, passed: &mut [ObservedRows<'_>]) {
         self.sources.iter_mut().for_each(|source| source.observe_rows(target, passed));
     }
 

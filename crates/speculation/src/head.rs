@@ -11,7 +11,7 @@ use runtime::{Features, HeadDraft, HeadTokens, Result, Runner};
 use state::Sequence;
 
 use super::controller::Offer;
-use super::drafter::Passed;
+use super::drafter::ObservedRows;
 use super::source::{Source, Wanted, bucket};
 use super::{AnswerId, SourceKind};
 
@@ -128,7 +128,7 @@ impl Source for HeadSource {
         Ok(())
     }
 
-    fn observe_rows(&mut self, target: &mut Runner, passed: &mut [Passed<'_>]) {
+    fn observe_rows(&mut self, target: &mut Runner, passed: &mut [ObservedRows<'_>]) {
         for passed in passed.iter() {
             let follower = self.answers.entry(passed.id).or_default();
             let len = passed.sequence.len();

@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 mod acceptance;
-mod bank;
 mod choice;
 mod controller;
 #[cfg(test)]
@@ -26,12 +25,13 @@ mod report;
 #[cfg(test)]
 mod simulator;
 mod source;
+mod time_account;
 
 use serde::{Deserialize, Serialize};
 
 use runtime::Runner;
 
-pub use drafter::{Drafter, Passed, Subject};
+pub use drafter::{Drafter, ObservedRows, Subject};
 pub use log::{HEADER as LOG_HEADER, LoggedRound};
 pub use oracle::Oracle;
 pub use report::{PassFit, Report, SourceReport};

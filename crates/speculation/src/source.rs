@@ -6,7 +6,7 @@ use state::Sequence;
 use super::SourceKind;
 use super::controller::Offer;
 use crate::AnswerId;
-use crate::drafter::Passed;
+use crate::drafter::ObservedRows;
 
 /// Proposes how answers go on. A source may be wrong, slow or silent; it never changes an answer.
 pub(crate) trait Source: Send {
@@ -20,7 +20,7 @@ pub(crate) trait Source: Send {
     fn draft(&mut self, target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()>;
 
     /// Rows of a pass that are right, with what the target thought of them.
-    fn observe_rows(&mut self, _target: &mut Runner, _passed: &mut [Passed<'_>]) {}
+    fn observe_rows(&mut self, _target: &mut Runner, _passed: &mut [ObservedRows<'_>]) {}
 
     /// A sequence is about to be kept for others: what belongs into it and is not in yet goes in now.
     fn catch_up(

@@ -21,4 +21,4 @@ pub use error::{Error, Result};
 pub use layout::{Capacity, CodeId, LayerKind, LayerPages, Layout, PageGroup};
 pub use memory::Memory;
 pub use prefix::{CacheLimits, PrefixCache, Worth, common_prefix};
-pub use sequence::{LayerState, Pages, Sequence, Slot};
+pub use sequence::{LayerState, Pages, Sequence, StateSlot};

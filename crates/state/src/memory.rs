@@ -10,11 +10,11 @@ use std::sync::Arc;
 use compute::Store;
 use compute::memory::{KvArena, RecurrentArena, slot_bytes};
 
-use crate::pool::{Lease, Pool, Shortage};
+use crate::pool::{Lease, LeasePool, Shortage};
 use crate::sequence::Copy;
 use crate::{
     Capacity, CodeId, Error, LayerKind, LayerState, Layout, PageGroup, Pages, Result, Sequence,
-    Slot,
+    StateSlot,
 };
 
 /// All arenas of a model, sized once.
@@ -25,7 +25,7 @@ pub struct Memory {
     is_rewindable: bool,
     kv: Vec<KvArena>,
     /// The free pages of each KV arena.
-    page_pools: Vec<Arc<Pool>>,
+    page_pools: Vec<Arc<LeasePool>>,
     recurrent: Vec<SlotPool>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct GroupPlace {
 #[derive(Debug)]
 struct SlotPool {
     bytes: RecurrentArena,
-    pool: Arc<Pool>,
+    pool: Arc<LeasePool>,
 }
 
 /// Pages that were taken, by arena and shape.
@@ -108,7 +108,7 @@ impl Memory {
                 (0..shape.shapes().len()).map(|i| shape.chunk_pages(i)).collect();
             let pages = count.saturating_mul(sizes.iter().copied().max().unwrap_or(1));
             id_count("KV pages", pages)?;
-            let pool = Pool::new(sizes, id_count("KV pages", count)?);
+            let pool = LeasePool::new(sizes, id_count("KV pages", count)?);
             kv.push(store.kv(&shape, count).map_err(|source| {
                 let bytes = shape.chunk_bytes().saturating_mul(count);
                 Error::Map { what: "KV pages", bytes, source: source.into() }
@@ -121,7 +121,7 @@ impl Memory {
                 let bytes = slot_bytes(floats).saturating_mul(count);
                 Error::Map { what: "recurrent slots", bytes, source: source.into() }
             })?;
-            Ok(SlotPool { bytes, pool: Pool::new(vec![1], capacity) })
+            Ok(SlotPool { bytes, pool: LeasePool::new(vec![1], capacity) })
         };
         let recurrent = states.iter().map(map_recurrent).collect::<Result<_>>()?;
         let (code, is_rewindable) = (layout.code(), layout.is_rewindable());
@@ -153,7 +153,7 @@ impl Memory {
                     let groups = place.map_or(&[][..], |place| &place.groups);
                     let slot = recurrent.map(|arena| {
                         let bytes = &mut self.recurrent[arena].bytes;
-                        let slot = Slot::new(arena, bytes.slot_bytes(), &mut slots[arena]);
+                        let slot = StateSlot::new(arena, bytes.slot_bytes(), &mut slots[arena]);
                         bytes.clear(slot.id());
                         slot
                     });
@@ -209,7 +209,7 @@ impl Memory {
                 }
             }
         }
-        let fits = |(needs, pool): (&Vec<Need>, &Arc<Pool>)| {
+        let fits = |(needs, pool): (&Vec<Need>, &Arc<LeasePool>)| {
             let chunks = needs.iter().fold(0, |sum: usize, need| sum.saturating_add(need.chunks()));
             chunks <= pool.chunks().0
         };
@@ -256,14 +256,14 @@ impl Memory {
         for copy in copies {
             match *copy {
                 Copy::Page { arena, shape, from, to } => self.kv[arena].copy_page(shape, from, to),
-                Copy::Slot { arena, from, to } => self.recurrent_mut(arena).copy(from, to),
+                Copy::StateSlot { arena, from, to } => self.recurrent_mut(arena).copy(from, to),
             }
         }
     }
 
     /// `counts[i][k]` pages of shape `k` of arena `i`, or none at all.
     fn take_pages(&self, counts: &[Vec<usize>]) -> Result<Taken> {
-        let take = |(pool, counts): (&Arc<Pool>, &Vec<usize>)| match pool.take(counts) {
+        let take = |(pool, counts): (&Arc<LeasePool>, &Vec<usize>)| match pool.take(counts) {
             Ok(leases) => Ok(leases.into_iter().map(Vec::into_iter).collect()),
             Err(Shortage { wanted, free }) => Err(Error::OutOfPages { needed: wanted, free }),
         };

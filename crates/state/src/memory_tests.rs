@@ -94,7 +94,7 @@ fn facts(memory: &Memory, sequence: &Sequence) -> impl PartialEq + std::fmt::Deb
     let groups = sequence.layers.iter().flat_map(LayerState::pages).map(Pages::table);
     let tables: Vec<_> = groups.map(|table| (table.first_block, table.pages.to_vec())).collect();
     let slots = sequence.layers.iter().filter_map(LayerState::slot);
-    let slots: Vec<_> = slots.map(Slot::id).collect();
+    let slots: Vec<_> = slots.map(StateSlot::id).collect();
     let free_pages: Vec<_> = (0..memory.kv().len()).map(|a| memory.free_pages(a)).collect();
     let free_slots: Vec<_> = (0..memory.recurrent_count()).map(|a| memory.free_slots(a)).collect();
     (tables, slots, free_pages, free_slots, sequence.len, sequence.prepared)

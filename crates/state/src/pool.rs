@@ -12,7 +12,7 @@ use compute::memory::MOST_CHUNK_PAGES;
 
 /// The free indices of one arena.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct LeasePool {
     /// Indices of each kind that a chunk has.
     sizes: Vec<usize>,
     chunk_count: usize,
@@ -36,12 +36,12 @@ struct Free {
 pub(crate) struct Lease {
     kind: usize,
     index: u32,
-    pool: Arc<Pool>,
+    pool: Arc<LeasePool>,
 }
 
-impl Pool {
+impl LeasePool {
     /// A pool of chunks that have room for `sizes[k]` indices of kind `k`, all free.
-    pub(crate) fn new(sizes: Vec<usize>, chunk_count: u32) -> Arc<Pool> {
+    pub(crate) fn new(sizes: Vec<usize>, chunk_count: u32) -> Arc<LeasePool> {
         assert!(sizes.iter().all(|&size| 0 < size && size <= MOST_CHUNK_PAGES));
         let free = Free {
             // Backwards, so that the low indices, whose memory is touched first, are used first.
@@ -50,7 +50,7 @@ impl Pool {
             bits: vec![0; chunk_count as usize],
             counts: vec![0; sizes.len()],
         };
-        Arc::new(Pool { sizes, chunk_count: chunk_count as usize, free: Mutex::new(free) })
+        Arc::new(LeasePool { sizes, chunk_count: chunk_count as usize, free: Mutex::new(free) })
     }
 
     /// How many indices of a kind could be taken.
@@ -75,7 +75,10 @@ impl Pool {
     }
 
     /// `counts[k]` leases of each kind `k`; or none, and for the first kind that ran out how many were wanted and free.
-    pub(crate) fn take(self: &Arc<Pool>, counts: &[usize]) -> Result<Vec<Vec<Lease>>, Shortage> {
+    pub(crate) fn take(
+        self: &Arc<LeasePool>,
+        counts: &[usize],
+    ) -> Result<Vec<Vec<Lease>>, Shortage> {
         let mut free = self.lock();
         let mut chunks_left = free.chunks.len();
         for (kind, &wanted) in counts.iter().enumerate() {
@@ -178,7 +181,7 @@ mod tests {
 
     #[test]
     fn kinds_take_chunks_when_theirs_are_full_and_give_them_back_when_empty() {
-        let pool = Pool::new(vec![1, 3], 3);
+        let pool = LeasePool::new(vec![1, 3], 3);
         assert_eq!((pool.free(0), pool.free(1), pool.chunks()), (3, 9, (3, 3)));
         let mut first = pool.take(&[1, 4]).unwrap();
         assert_eq!(indices(&first), [vec![0], vec![3, 4, 5, 6]]);

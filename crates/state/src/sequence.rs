@@ -38,7 +38,7 @@ pub enum LayerState {
         /// Whether the second group has the newest keys and values.
         has_recent: bool,
         /// The recurrent state.
-        slot: Option<Slot>,
+        slot: Option<StateSlot>,
     },
     /// The keys and values of another layer.
     Shared(usize),
@@ -56,7 +56,7 @@ pub struct Pages {
 
 /// The recurrent state of one layer.
 #[derive(Debug)]
-pub struct Slot {
+pub struct StateSlot {
     arena: usize,
     slot_bytes: usize,
     lease: Arc<Lease>,
@@ -66,7 +66,7 @@ pub struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copy {
     Page { arena: usize, shape: usize, from: PageId, to: PageId },
-    Slot { arena: usize, from: SlotId, to: SlotId },
+    StateSlot { arena: usize, from: SlotId, to: SlotId },
 }
 
 impl Sequence {
@@ -213,7 +213,7 @@ impl Sequence {
             LayerState::Own { pages, has_recent, slot } => LayerState::Own {
                 pages: pages.iter().map(|pages| pages.fork(self.len)).collect(),
                 has_recent: *has_recent,
-                slot: slot.as_ref().map(Slot::fork),
+                slot: slot.as_ref().map(StateSlot::fork),
             },
             LayerState::Shared(target) => LayerState::Shared(*target),
         });
@@ -257,14 +257,14 @@ impl LayerState {
     }
 
     /// Its recurrent state.
-    pub fn slot(&self) -> Option<&Slot> {
+    pub fn slot(&self) -> Option<&StateSlot> {
         match self {
             LayerState::Own { slot, .. } => slot.as_ref(),
             LayerState::Shared(_) => None,
         }
     }
 
-    pub(crate) fn slot_mut(&mut self) -> Option<&mut Slot> {
+    pub(crate) fn slot_mut(&mut self) -> Option<&mut StateSlot> {
         match self {
             LayerState::Own { slot, .. } => slot.as_mut(),
             LayerState::Shared(_) => None,
@@ -379,13 +379,13 @@ impl Pages {
     }
 }
 
-impl Slot {
+impl StateSlot {
     pub(crate) fn new(
         arena: usize,
         slot_bytes: usize,
         fresh: &mut impl Iterator<Item = Lease>,
-    ) -> Slot {
-        Slot { arena, slot_bytes, lease: next(fresh) }
+    ) -> StateSlot {
+        StateSlot { arena, slot_bytes, lease: next(fresh) }
     }
 
     /// The slot in its arena.
@@ -402,18 +402,18 @@ impl Slot {
         usize::from(Arc::strong_count(&self.lease) > 1)
     }
 
-    /// Takes what [`Slot::missing`] counted from `fresh`.
+    /// Takes what [`StateSlot::missing`] counted from `fresh`.
     pub(crate) fn own(&mut self, fresh: &mut impl Iterator<Item = Lease>, copies: &mut Vec<Copy>) {
         if self.missing() == 0 {
             return;
         }
         let from = self.id();
         self.lease = next(fresh);
-        copies.push(Copy::Slot { arena: self.arena, from, to: self.id() });
+        copies.push(Copy::StateSlot { arena: self.arena, from, to: self.id() });
     }
 
-    fn fork(&self) -> Slot {
-        Slot { lease: Arc::clone(&self.lease), ..*self }
+    fn fork(&self) -> StateSlot {
+        StateSlot { lease: Arc::clone(&self.lease), ..*self }
     }
 }
 

@@ -33,10 +33,10 @@ const RECKONED: usize = 4;
 /// A tokenizer. Clones share the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
-    shared: Arc<Shared>,
+    shared: Arc<TokenizerParts>,
 }
 
-struct Shared {
+struct TokenizerParts {
     inner: tokenizers::Tokenizer,
     scheme: Scheme,
     vocab_size: usize,
@@ -77,7 +77,7 @@ impl Tokenizer {
         };
         let special = added.keys().copied().filter(is_special).collect();
         let reach = OnceLock::new();
-        Ok(Self { shared: Arc::new(Shared { inner, scheme, vocab_size, special, reach }) })
+        Ok(Self { shared: Arc::new(TokenizerParts { inner, scheme, vocab_size, special, reach }) })
     }
 
     /// Token ids of `text`. With `add_special_tokens` the file's post-processor adds its BOS and EOS;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use experts::Device;
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use model::{DecoderSpec, Logits};
 use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 
@@ -95,7 +95,7 @@ fn answer(folder: &Path, slots: Option<usize>, greedy: usize) -> (Vec<u32>, Vec<
     let options = Options { threads: 2, ..Plan::new(&spec, &request).unwrap().options };
     let device = slots.map(|_| {
         let files = Files::open(&checkpoint, Access::Buffered).unwrap();
-        (Arc::new(files) as Arc<dyn Device>, Method { queue: Queue::Threads, depth: 4 })
+        (Arc::new(files) as Arc<dyn Device>, Method { queue: ReadEngine::Threads, depth: 4 })
     });
     let prompt: Vec<u32> = (0..100).map(|i: u32| i * 7919 % spec.vocab as u32).collect();
     let mut runner = Runner::load_from(&checkpoint, spec, &options, device, &|_, _| {}).unwrap();

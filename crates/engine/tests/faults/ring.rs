@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use engine::Engine;
 use experts::device::{Access, Device, Faulty, Files, RingCall};
-use experts::reader::{Method, Queue, Reader};
+use experts::reader::{DiskReader, Method, ReadEngine};
 use model::Logits;
 use runtime::Runner;
 
@@ -17,7 +17,7 @@ const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
 const EPERM: i32 = 1;
 
-const URING: Method = Method { queue: Queue::Uring, depth: 6 };
+const URING: Method = Method { queue: ReadEngine::Uring, depth: 6 };
 
 /// The model's files for direct reads, if this system has such and io_uring.
 fn files(model: &Model) -> Option<Arc<dyn Device>> {
@@ -26,7 +26,7 @@ fn files(model: &Model) -> Option<Arc<dyn Device>> {
         return None;
     };
     let files: Arc<dyn Device> = Arc::new(files);
-    if let Err(error) = Reader::start(Arc::clone(&files), URING, Arc::new(|_, _| {})) {
+    if let Err(error) = DiskReader::start(Arc::clone(&files), URING, Arc::new(|_, _| {})) {
         println!("skipped: no io_uring here: {error}");
         return None;
     }
@@ -74,7 +74,7 @@ fn logits_are_the_same_when_the_ring_fails_amid_an_answer() {
                 assert_eq!((statistics.failed, statistics.reads.failed), (0, 0), "{what}");
                 // Not reached where few reads are made.
                 if faulty.fault_count() > 0 && errno != EBUSY && errno != ENOMEM {
-                    assert_eq!(statistics.reads.queue, Queue::Threads, "{what}");
+                    assert_eq!(statistics.reads.queue, ReadEngine::Threads, "{what}");
                 }
                 assert!(faulty.fault_count() > 0 || slots != SLOTS[0], "{what}");
             }
@@ -102,12 +102,12 @@ fn requests_at_once_all_get_their_answers_when_the_ring_fails() {
             // What is refused again and again is given up after a while.
             let queue = || bank(&engine).statistics().reads.queue;
             for _ in 0..10_000 {
-                if queue() == Queue::Threads {
+                if queue() == ReadEngine::Threads {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!(queue(), Queue::Threads, "{call:?} {errno}");
+            assert_eq!(queue(), ReadEngine::Threads, "{call:?} {errno}");
             // Measuring the disk uses the queue in use too.
             let (bytes, _) = bank(&engine).read_plainly(1 << 16).unwrap();
             assert!(bytes > 0);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use checkpoint::{Checkpoint, FileIndex, Projection};
 use engine::{Engine, Event, Request, RequestId, SamplingParams};
 use experts::device::{Access, Device, Fault, Faulty, Files, Rule};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use experts::{LayerExperts, routing_log};
 use model::DecoderSpec;
 use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
@@ -104,7 +104,7 @@ impl Model {
 
     /// With so many slots on this disk, or all in memory.
     pub(crate) fn runner(&self, streamed: Option<(usize, Arc<Disk>)>, stall: Duration) -> Runner {
-        let method = Method { queue: Queue::Threads, depth: 6 };
+        let method = Method { queue: ReadEngine::Threads, depth: 6 };
         let streamed = streamed.map(|(slots, disk)| (slots, disk as Arc<dyn Device>, method));
         self.runner_on(streamed, stall)
     }

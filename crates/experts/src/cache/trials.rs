@@ -9,13 +9,13 @@
 //! slots that are exchanged when the rows are right, for which there would have to be slots for all layers
 //! (simulated, 15 Nov 2026). Passing all through unkept reads up to 6 % more where drafts are mostly right.
 
-use super::{Cache, NONE, Step};
+use super::{Cache, NONE, VisitStep};
 
 impl Cache {
     /// Remembers what drafted rows alone wanted, the shallow before the deep.
-    pub(super) fn note_trials(&mut self, steps: &[Step], keeps: bool) {
+    pub(super) fn note_trials(&mut self, steps: &[VisitStep], keeps: bool) {
         let place = &self.place;
-        let is_on_trial = |step: &&Step| {
+        let is_on_trial = |step: &&VisitStep| {
             // What passes through is gone, and a prompt moves nothing that it finds.
             let kept = place[step.key as usize] == step.slot && (keeps || !step.hit);
             step.trial.is_drafted() && kept

@@ -18,7 +18,7 @@ fn drafted(depth: u8) -> Trial {
     Trial { rows: 1 << depth, depth }
 }
 
-fn visit(cache: &mut Cache, wanted: &Wanted, manner: Manner) -> Vec<Step> {
+fn visit(cache: &mut Cache, wanted: &Wanted, manner: Manner) -> Vec<VisitStep> {
     let (keys, trials): (Vec<u32>, Vec<Trial>) = wanted.iter().copied().unzip();
     let mut steps = Vec::new();
     cache.visit(&keys, &trials, manner, &mut steps);

@@ -78,12 +78,12 @@ pub struct Faulty {
     chances: Vec<(f64, Fault)>,
     #[cfg(target_os = "linux")]
     ring_rules: Vec<(RingCall, Range<u32>, i32)>,
-    state: Mutex<State>,
+    state: Mutex<RuleState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RuleState {
     attempts: HashMap<(FileIndex, u64), u32>,
     faults: u64,
     stalled: usize,
@@ -151,7 +151,7 @@ impl Faulty {
         self.state().faults
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RuleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

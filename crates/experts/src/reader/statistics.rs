@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Priority, Queue};
+use super::{Priority, ReadEngine};
 
 /// Steps in each power of two: a latency is known to one part in sixteen.
 const STEPS: usize = 16;
@@ -113,7 +113,7 @@ impl Histogram {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// The queue in use at the end of that time.
-    pub queue: Queue,
+    pub queue: ReadEngine,
     /// Reads that are done, failed ones included.
     pub reads: u64,
     /// Bytes that the successful ones brought.

@@ -11,18 +11,18 @@ use std::time::Instant;
 
 use checkpoint::FileIndex;
 
-use super::{Core, Progress, Read};
+use super::{Progress, Read, ReaderCore};
 use crate::{Error, Result};
 
 #[derive(Debug)]
 pub(super) struct Threads {
-    core: Arc<Core>,
+    core: Arc<ReaderCore>,
     handles: Vec<JoinHandle<()>>,
 }
 
 impl Threads {
     /// A thread for each of these lanes.
-    pub(super) fn start(core: &Arc<Core>, lanes: Range<usize>) -> Result<Threads> {
+    pub(super) fn start(core: &Arc<ReaderCore>, lanes: Range<usize>) -> Result<Threads> {
         let mut threads = Threads { core: Arc::clone(core), handles: Vec::new() };
         // Where one cannot be had, dropping `threads` ends those that could.
         threads.add(lanes).map_err(|source| {
@@ -34,7 +34,7 @@ impl Threads {
 
     /// Threads for as many of these lanes as the system grants.
     #[cfg(target_os = "linux")]
-    pub(super) fn start_most(core: &Arc<Core>, lanes: Range<usize>) -> Threads {
+    pub(super) fn start_most(core: &Arc<ReaderCore>, lanes: Range<usize>) -> Threads {
         let mut threads = Threads { core: Arc::clone(core), handles: Vec::new() };
         let wanted = lanes.len();
         if let Err(error) = threads.add(lanes) {
@@ -69,7 +69,7 @@ impl Drop for Threads {
 }
 
 /// Carries reads out in this lane until the reader ends.
-pub(super) fn work(core: &Core, lane: usize) {
+pub(super) fn work(core: &ReaderCore, lane: usize) {
     machine::thread::wake_promptly();
     let mut state = core.state();
     loop {
@@ -93,11 +93,11 @@ pub(super) fn work(core: &Core, lane: usize) {
 }
 
 /// Reads until what is needed is there.
-fn carry_out(core: &Core, read: &Read) -> (Progress, Result<()>) {
+fn carry_out(core: &ReaderCore, read: &Read) -> (Progress, Result<()>) {
     let mut progress = Progress::default();
     loop {
         let start = progress.next();
-        // SAFETY: `Reader::submit` was promised `len` bytes of initialised memory at `target` that are
+        // SAFETY: `DiskReader::submit` was promised `len` bytes of initialised memory at `target` that are
         // this read's alone until it is done, and `start` is below `len`.
         let out =
             unsafe { slice::from_raw_parts_mut(read.target.as_ptr().add(start), read.len - start) };

@@ -24,7 +24,7 @@ use io_uring::{opcode, squeue, types};
 
 use self::reaper::Reaper;
 use self::ring::Ring;
-use super::{Core, Progress, Queue, State};
+use super::{Progress, ReadEngine, ReaderCore, ReaderState};
 use crate::Result;
 
 /// The mark of the entry that wakes the reaper. Those of reads are their lanes.
@@ -38,7 +38,7 @@ const REFUSAL_PAUSE: Duration = Duration::from_millis(1);
 const POLLIN: u32 = 1;
 
 pub(super) struct Uring {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRing>,
     reaper: Option<JoinHandle<()>>,
 }
 
@@ -65,8 +65,8 @@ impl Entries {
     }
 }
 
-struct Shared {
-    core: Arc<Core>,
+struct SharedRing {
+    core: Arc<ReaderCore>,
     ring: Ring,
     /// Reads that may be in the ring: the first lanes.
     depth: usize,
@@ -77,7 +77,7 @@ struct Shared {
 }
 
 impl Uring {
-    pub(super) fn start(core: &Arc<Core>, depth: usize) -> Result<Uring> {
+    pub(super) fn start(core: &Arc<ReaderCore>, depth: usize) -> Result<Uring> {
         if core.device.descriptor(FileIndex(0)).is_none() {
             let reason = "these files can only be read through the program";
             return Err(core.refused(io::Error::new(io::ErrorKind::Unsupported, reason)));
@@ -85,17 +85,17 @@ impl Uring {
         let refused = |source| core.refused(source);
         let ring = Ring::open(&core.device, depth).map_err(refused)?;
         let (woken, wake) = io::pipe().map_err(refused)?;
-        let shared = Arc::new(Shared { core: Arc::clone(core), ring, depth, wake, woken });
+        let shared = Arc::new(SharedRing { core: Arc::clone(core), ring, depth, wake, woken });
         let reaper = Reaper::new(Arc::clone(&shared));
         let reaper = Builder::new().name("reader-0".to_owned()).spawn(move || reaper.run());
         Ok(Uring { shared, reaper: Some(reaper.map_err(refused)?) })
     }
 
     /// Begins what waits, as far as there are lanes, after `count` reads have joined it.
-    pub(super) fn begin(&self, state: MutexGuard<'_, State>, count: usize) {
+    pub(super) fn begin(&self, state: MutexGuard<'_, ReaderState>, count: usize) {
         match state.queue {
-            Queue::Uring => drop(self.shared.fill(state)),
-            Queue::Threads => self.shared.core.wake(state, count),
+            ReadEngine::Uring => drop(self.shared.fill(state)),
+            ReadEngine::Threads => self.shared.core.wake(state, count),
         }
     }
 }
@@ -115,11 +115,11 @@ impl Drop for Uring {
     }
 }
 
-impl Shared {
+impl SharedRing {
     /// Begins what waits, as far as there are lanes, unless the ring has failed.
-    fn fill<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn fill<'a>(&'a self, mut state: MutexGuard<'a, ReaderState>) -> MutexGuard<'a, ReaderState> {
         let now = Instant::now();
-        while state.queue == Queue::Uring
+        while state.queue == ReadEngine::Uring
             && let Some(lane) = state.lanes.iter().position(Option::is_none)
             && state.begin(lane, now).is_some()
         {
@@ -131,7 +131,7 @@ impl Shared {
     }
 
     /// Queues the next attempt at a lane's read.
-    fn attempt(&self, state: &mut State, lane: usize, progress: &Progress) -> io::Result<()> {
+    fn attempt(&self, state: &mut ReaderState, lane: usize, progress: &Progress) -> io::Result<()> {
         let Some(task) = &state.lanes[lane] else { return Ok(()) };
         let (read, start) = (&task.read, progress.next());
         // A file without a descriptor gets one that the kernel answers with an error.
@@ -146,8 +146,8 @@ impl Shared {
         self.push(state, &entry, Some(lane))
     }
 
-    /// Queues the entry by which [`Shared::wake_reaper`] works.
-    fn arm(&self, state: &mut State) -> io::Result<()> {
+    /// Queues the entry by which [`SharedRing::wake_reaper`] works.
+    fn arm(&self, state: &mut ReaderState) -> io::Result<()> {
         let woken = types::Fd(self.woken.as_raw_fd());
         let entry = opcode::PollAdd::new(woken, POLLIN).build().user_data(WAKE);
         state.entries.is_armed = true;
@@ -157,7 +157,7 @@ impl Shared {
     /// Puts an entry into the submission queue, which has a place for every lane and for the one that wakes.
     fn push(
         &self,
-        state: &mut State,
+        state: &mut ReaderState,
         entry: &squeue::Entry,
         lane: Option<usize>,
     ) -> io::Result<()> {
@@ -165,16 +165,19 @@ impl Shared {
         state.entries.untaken.push_back(lane);
         // SAFETY: `state` is borrowed from behind the lock of the one reader that this ring belongs to, so no other
         // thread touches the submission queue. The memory of a read is its own until it is reported or its reader is
-        // dropped (`Reader::submit`). It is reported only when its entry has completed or was never taken, and a
+        // dropped (`DiskReader::submit`). It is reported only when its entry has completed or was never taken, and a
         // reader's drop waits for the reaper, which ends when no taken entry is left. The files live in
         // `core.device` and the pipe in `self`, both as long as the ring.
         unsafe { self.ring.push(entry) }
     }
 
     /// Gives the kernel what is in the submission queue. While it refuses for the moment others may have the state.
-    fn hand_over<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn hand_over<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, ReaderState>,
+    ) -> MutexGuard<'a, ReaderState> {
         let mut refusals = 0;
-        while state.queue == Queue::Uring && !state.entries.untaken.is_empty() {
+        while state.queue == ReadEngine::Uring && !state.entries.untaken.is_empty() {
             let outcome = self.ring.submit();
             let before = state.entries.untaken.len();
             // SAFETY: the guard shows that this thread has the state's lock.
@@ -198,12 +201,12 @@ impl Shared {
     /// Ends the use of the ring: nothing is submitted to it from now on.
     fn fail<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, ReaderState>,
         error: &io::Error,
-    ) -> MutexGuard<'a, State> {
-        if state.queue == Queue::Uring {
+    ) -> MutexGuard<'a, ReaderState> {
+        if state.queue == ReadEngine::Uring {
             tracing::warn!("io_uring failed ({error}): threads read from now on");
-            state.queue = Queue::Threads;
+            state.queue = ReadEngine::Threads;
             // What the kernel has not taken it never takes: entries are taken during a submission only.
             while let Some(lane) = state.entries.untaken.pop_back() {
                 match lane {

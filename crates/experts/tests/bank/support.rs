@@ -9,7 +9,7 @@ use checkpoint::write::{Declaration, header};
 use checkpoint::{Checkpoint, ExpertLayout, FileIndex, Projection};
 use compute::{Expert, ExpertBank, HostStore, Trial, Turn, Visit};
 use experts::device::{ALIGNMENT, Access, Device, Fault, Files, Rule};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use experts::{BankOptions, ClassSlots, LayerExperts, Slots, StreamedBank};
 use format::Dtype;
 
@@ -139,7 +139,7 @@ impl Model {
         let bytes = ((LAYERS * kept + staging) * EXPERT_BYTES) as u64;
         let options = BankOptions {
             slots: Slots { classes, bytes },
-            method: Method { queue: Queue::Threads, depth },
+            method: Method { queue: ReadEngine::Threads, depth },
             stall,
             look_ahead: true,
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use checkpoint::FileIndex;
 use experts::device::{ALIGNMENT, Access, Device, Fault, Faulty, Files, Rule};
-use experts::reader::{Priority, Reader};
+use experts::reader::{DiskReader, Priority};
 use experts::{Error, Result};
 use proptest::prelude::*;
 
@@ -102,7 +102,7 @@ fn retries_and_failures_are_counted() {
         (1, 0, ALIGNMENT, ALIGNMENT),
         (2, 0, 2 * ALIGNMENT, 1),
     ]);
-    let reader = Reader::start(faulty.clone(), threads(2), listener.done()).unwrap();
+    let reader = DiskReader::start(faulty.clone(), threads(2), listener.done()).unwrap();
     // SAFETY: the memory outlives the reader.
     unsafe { reader.submit(&reads, Priority::Demand) };
     let results = listener.wait(3);
@@ -153,7 +153,7 @@ fn a_stalled_read_holds_up_its_lane_and_no_other() {
     let mut wishes = vec![(1, 0, ALIGNMENT, ALIGNMENT), (1, 4096, ALIGNMENT, ALIGNMENT)];
     wishes.extend(pieces(0, LENGTHS[0], 16));
     let (_memory, reads) = lay_out(&wishes);
-    let reader = Reader::start(faulty.clone(), threads(3), listener.done()).unwrap();
+    let reader = DiskReader::start(faulty.clone(), threads(3), listener.done()).unwrap();
     // SAFETY: the memory outlives the reader.
     unsafe { reader.submit(&reads, Priority::Demand) };
     faulty.wait_for_stalled(2);

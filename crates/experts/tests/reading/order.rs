@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use checkpoint::FileIndex;
 use experts::device::{ALIGNMENT, Device};
-use experts::reader::{Priority, Reader};
+use experts::reader::{DiskReader, Priority};
 
 use crate::support::{Listener, lay_out, threads};
 
@@ -70,15 +70,15 @@ impl Device for Gate {
 /// its ticket.
 fn with_gate(
     depth: usize,
-    test: impl FnOnce(&Gate, Reader, &Listener, &dyn Fn(&Reader, &[usize], Priority)),
+    test: impl FnOnce(&Gate, DiskReader, &Listener, &dyn Fn(&DiskReader, &[usize], Priority)),
 ) {
     let gate = Arc::new(Gate::default());
     let listener = Listener::new();
     let wishes: Vec<_> =
         (0..10).map(|block| (0, block * ALIGNMENT as u64, ALIGNMENT, ALIGNMENT)).collect();
     let (_memory, reads) = lay_out(&wishes);
-    let reader = Reader::start(gate.clone(), threads(depth), listener.done()).unwrap();
-    let submit = |reader: &Reader, blocks: &[usize], priority| {
+    let reader = DiskReader::start(gate.clone(), threads(depth), listener.done()).unwrap();
+    let submit = |reader: &DiskReader, blocks: &[usize], priority| {
         let chosen: Vec<_> = blocks.iter().map(|&block| reads[block]).collect();
         // SAFETY: the memory outlives the reader, and no test submits a block twice.
         unsafe { reader.submit(&chosen, priority) };
@@ -208,7 +208,7 @@ fn a_listener_that_panics_loses_its_read_and_no_other() {
     let wishes: Vec<_> =
         (0..4).map(|block| (0, block * ALIGNMENT as u64, ALIGNMENT, ALIGNMENT)).collect();
     let (_memory, reads) = lay_out(&wishes);
-    let reader = Reader::start(gate, threads(1), Arc::new(done)).unwrap();
+    let reader = DiskReader::start(gate, threads(1), Arc::new(done)).unwrap();
     // SAFETY: the memory outlives the reader.
     unsafe { reader.submit(&reads, Priority::Demand) };
     assert_eq!(listener.wait(3).into_keys().collect::<Vec<_>>(), [1, 2, 3]);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use checkpoint::FileIndex;
 use experts::device::{ALIGNMENT, Access, Device, Fault, Faulty, Rule};
 use experts::probe::{DEPTHS, Sample, Trial, choose};
-use experts::reader::Queue;
+use experts::reader::ReadEngine;
 use experts::{Error, Result};
 use machine::pages::Pages;
 
@@ -191,7 +191,7 @@ fn without_direct_reads_they_are_buffered() {
     let ways: [&dyn Fn(Access) -> Result<Arc<dyn Device>>; 2] = [&no_open, &no_read];
     for way in ways {
         let choice = choose(way, &samples(), &mut scratch(), BUDGET).unwrap();
-        assert_eq!((choice.access, choice.method.queue), (Access::Buffered, Queue::Threads));
+        assert_eq!((choice.access, choice.method.queue), (Access::Buffered, ReadEngine::Threads));
         assert!(choice.bytes_per_second > 0.0);
         assert_eq!(choice.tried[0].access, Access::Direct);
         choice.tried[0].outcome.as_ref().unwrap_err();

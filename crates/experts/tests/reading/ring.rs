@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use checkpoint::FileIndex;
 use experts::device::{ALIGNMENT, Access, Device, Faulty, RingCall};
-use experts::reader::{Priority, Queue, Reader};
+use experts::reader::{DiskReader, Priority, ReadEngine};
 use machine::pages::Pages;
 
 use crate::support::{LENGTHS, Listener, Wish, check_bytes, lay_out, open, pieces, write_files};
@@ -30,7 +30,7 @@ const EPERM: i32 = 1;
 const ALWAYS: Range<u32> = 0..u32::MAX;
 
 /// Waits until the reader reads in this way, or for long enough to be sure that it does not.
-fn wait_for_queue(reader: &Reader, expect: Queue) {
+fn wait_for_queue(reader: &DiskReader, expect: ReadEngine) {
     for _ in 0..10_000 {
         if reader.queue() == expect {
             return;
@@ -44,11 +44,11 @@ fn read_twice(
     device: &Arc<dyn Device>,
     depth: usize,
     wishes: &[Wish],
-    expect: Queue,
-) -> Option<Queue> {
+    expect: ReadEngine,
+) -> Option<ReadEngine> {
     let listener = Listener::new();
     let (mut memory, reads) = lay_out(wishes);
-    let reader = Reader::start(Arc::clone(device), uring(depth), listener.done());
+    let reader = DiskReader::start(Arc::clone(device), uring(depth), listener.done());
     let reader = unless_refused(reader)?;
     let (first, second) = reads.split_at(reads.len() / 3);
     // SAFETY: the memory outlives the reader, and the reads do not overlap.
@@ -86,7 +86,7 @@ fn wishes() -> Vec<Wish> {
 
 /// Expects all bytes, and this queue in the end.
 #[track_caller]
-fn check(call: RingCall, calls: Range<u32>, errno: i32, expect: Queue) {
+fn check(call: RingCall, calls: Range<u32>, errno: i32, expect: ReadEngine) {
     let (_folder, paths) = write_files(&LENGTHS);
     let Some(files) = open(&paths, Access::Direct) else { return };
     for depth in [1, 4, 32] {
@@ -100,33 +100,33 @@ fn check(call: RingCall, calls: Range<u32>, errno: i32, expect: Queue) {
 #[test]
 fn a_ring_that_takes_no_reads_gives_way_to_threads() {
     for errno in [EIO, EBADF, EBUSY, EAGAIN, ENOMEM] {
-        check(RingCall::Submit, ALWAYS, errno, Queue::Threads);
+        check(RingCall::Submit, ALWAYS, errno, ReadEngine::Threads);
     }
-    check(RingCall::Submit, 1..2, EIO, Queue::Threads);
-    check(RingCall::Submit, 3..u32::MAX, ENOMEM, Queue::Threads);
+    check(RingCall::Submit, 1..2, EIO, ReadEngine::Threads);
+    check(RingCall::Submit, 3..u32::MAX, ENOMEM, ReadEngine::Threads);
 }
 
 #[test]
 fn a_ring_that_is_refused_for_a_moment_is_tried_again() {
     for errno in [EBUSY, EAGAIN, ENOMEM, EINTR] {
-        check(RingCall::Submit, 0..20, errno, Queue::Uring);
-        check(RingCall::Wait, 0..20, errno, Queue::Uring);
+        check(RingCall::Submit, 0..20, errno, ReadEngine::Uring);
+        check(RingCall::Wait, 0..20, errno, ReadEngine::Uring);
     }
 }
 
 #[test]
 fn a_ring_that_cannot_be_waited_for_gives_way_to_threads() {
     for errno in [EIO, EBADF, EBUSY, ENOMEM] {
-        check(RingCall::Wait, ALWAYS, errno, Queue::Threads);
+        check(RingCall::Wait, ALWAYS, errno, ReadEngine::Threads);
     }
-    check(RingCall::Wait, 0..1, EIO, Queue::Threads);
+    check(RingCall::Wait, 0..1, EIO, ReadEngine::Threads);
 }
 
 #[test]
 fn lost_completions_are_read_again() {
-    check(RingCall::Complete, 0..1, EIO, Queue::Threads);
-    check(RingCall::Complete, 7..9, EIO, Queue::Threads);
-    check(RingCall::Complete, ALWAYS, EIO, Queue::Threads);
+    check(RingCall::Complete, 0..1, EIO, ReadEngine::Threads);
+    check(RingCall::Complete, 7..9, EIO, ReadEngine::Threads);
+    check(RingCall::Complete, ALWAYS, EIO, ReadEngine::Threads);
 }
 
 #[test]
@@ -138,10 +138,13 @@ fn a_ring_that_cannot_be_made_is_an_error_or_threads() {
         let device: Arc<dyn Device> =
             Arc::new(faulty.with_ring_fault(RingCall::Setup, ALWAYS, errno));
         let listener = Listener::new();
-        let error = Reader::start(Arc::clone(&device), uring(4), listener.done()).unwrap_err();
+        let error = DiskReader::start(Arc::clone(&device), uring(4), listener.done()).unwrap_err();
         assert!(error.to_string().contains("use io_uring to read"), "{error}");
-        let reader = Reader::start_or_by_threads(device, uring(4), listener.done()).unwrap();
-        assert_eq!((reader.queue(), reader.statistics().queue), (Queue::Threads, Queue::Threads));
+        let reader = DiskReader::start_or_by_threads(device, uring(4), listener.done()).unwrap();
+        assert_eq!(
+            (reader.queue(), reader.statistics().queue),
+            (ReadEngine::Threads, ReadEngine::Threads)
+        );
     }
 }
 
@@ -188,7 +191,7 @@ fn a_reaper_that_panics_becomes_a_thread_that_reads() {
         let (device, calls) = (Arc::clone(&device), AtomicU32::new(0));
         let panicking = Panicking { device, call: RingCall::Wait, number: 0, calls };
         let device: Arc<dyn Device> = Arc::new(panicking);
-        let expect = Queue::Threads;
+        let expect = ReadEngine::Threads;
         let Some(queue) = read_twice(&device, depth, &wishes(), expect) else { return };
         assert_eq!(queue, expect);
     }
@@ -229,16 +232,16 @@ impl Device for Pipe {
 /// A reader with two of four places, and two reads that the kernel has taken and that wait for the pipe.
 fn with_two_in_the_kernel(
     call: RingCall,
-    test: impl FnOnce(Reader, &Pipe, &Listener, &dyn Fn(&Reader, usize), PipeWriter, Pages),
+    test: impl FnOnce(DiskReader, &Pipe, &Listener, &dyn Fn(&DiskReader, usize), PipeWriter, Pages),
 ) {
     let (end, mut writer) = io::pipe().unwrap();
     let pipe = Arc::new(Pipe { end, is_broken: AtomicBool::new(false), call });
     let listener = Listener::new();
     let wishes: Vec<Wish> = (0..6).map(|_| (0, 0, ALIGNMENT, ALIGNMENT)).collect();
     let (memory, reads) = lay_out(&wishes);
-    let reader = Reader::start(pipe.clone(), uring(4), listener.done());
+    let reader = DiskReader::start(pipe.clone(), uring(4), listener.done());
     let Some(reader) = unless_refused(reader) else { return };
-    let submit = |reader: &Reader, number: usize| {
+    let submit = |reader: &DiskReader, number: usize| {
         // SAFETY: the memory outlives the reader, and each read is submitted once.
         unsafe { reader.submit(&reads[number..=number], Priority::Demand) };
     };
@@ -266,13 +269,13 @@ fn what_the_kernel_has_taken_is_told_when_the_kernel_is_done() {
                 let told = listener.wait(1);
                 assert!(told.values().all(|told| matches!(told[..], [Ok(())])), "{told:?}");
                 // Before that, the ring would take the next read too.
-                wait_for_queue(&reader, Queue::Threads);
-                assert_eq!(reader.queue(), Queue::Threads);
+                wait_for_queue(&reader, ReadEngine::Threads);
+                assert_eq!(reader.queue(), ReadEngine::Threads);
             }
             for number in 3..6 {
                 submit(&reader, number);
                 assert!(matches!(listener.wait(1)[&(number as u64)][..], [Ok(())]));
-                assert_eq!(reader.queue(), Queue::Threads);
+                assert_eq!(reader.queue(), ReadEngine::Threads);
                 let bytes = &memory[number * ALIGNMENT..(number + 1) * ALIGNMENT];
                 assert!(bytes.iter().all(|&byte| byte == b't'));
             }
@@ -358,10 +361,10 @@ fn a_read_that_fails_is_no_failure_of_the_ring() {
     }
     let listener = Listener::new();
     let (_memory, reads) = lay_out(&[(0, 0, ALIGNMENT, ALIGNMENT)]);
-    let reader = Reader::start(Arc::new(Folder(folder)), uring(4), listener.done());
+    let reader = DiskReader::start(Arc::new(Folder(folder)), uring(4), listener.done());
     let Some(reader) = unless_refused(reader) else { return };
     // SAFETY: the memory outlives the reader.
     unsafe { reader.submit(&reads, Priority::Demand) };
     assert!(matches!(listener.wait(1)[&0][..], [Err(experts::Error::Io { .. })]));
-    assert_eq!(reader.queue(), Queue::Uring);
+    assert_eq!(reader.queue(), ReadEngine::Uring);
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use checkpoint::FileIndex;
 use experts::device::{ALIGNMENT, Access, Files};
-use experts::reader::{Done, Method, Priority, Queue, Read, Reader};
+use experts::reader::{DiskReader, Done, Method, Priority, Read, ReadEngine};
 use experts::{Device, Error, Result};
 use machine::pages::Pages;
 use tempfile::TempDir;
@@ -55,7 +55,7 @@ pub(crate) fn open(paths: &[PathBuf], access: Access) -> Option<Arc<dyn Device>>
 }
 
 pub(crate) fn threads(depth: usize) -> Method {
-    Method { queue: Queue::Threads, depth }
+    Method { queue: ReadEngine::Threads, depth }
 }
 
 /// Keeps results by ticket and waits for them.
@@ -127,7 +127,7 @@ pub(crate) fn read_all(
 ) -> Result<Vec<Result<Vec<u8>>>> {
     let listener = Listener::new();
     let (memory, reads) = lay_out(wishes);
-    let reader = Reader::start(Arc::clone(device), method, listener.done())?;
+    let reader = DiskReader::start(Arc::clone(device), method, listener.done())?;
     // SAFETY: the memory outlives the reader, and the reads do not overlap.
     unsafe { reader.submit(&reads, Priority::Demand) };
     let results = listener.wait(wishes.len());

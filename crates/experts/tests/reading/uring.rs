@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use experts::device::{ALIGNMENT, Access, Device, Faulty};
-use experts::reader::{Method, Priority, Queue, Reader};
+use experts::reader::{DiskReader, Method, Priority, ReadEngine};
 use experts::{Error, Result};
 
 use crate::support::{
@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 pub(crate) fn uring(depth: usize) -> Method {
-    Method { queue: Queue::Uring, depth }
+    Method { queue: ReadEngine::Uring, depth }
 }
 
 /// The result, or `None` and a line that says so, where this system has no io_uring for us.
@@ -87,7 +87,7 @@ fn threads_that_submit_and_end_lose_nothing() {
     for round in 0..8 {
         let listener = Listener::new();
         let (_memory, reads) = lay_out(&wishes);
-        let reader = Reader::start(Arc::clone(&device), uring(8), listener.done());
+        let reader = DiskReader::start(Arc::clone(&device), uring(8), listener.done());
         let Some(reader) = unless_refused(reader) else { return };
         std::thread::scope(|scope| {
             for part in reads.chunks(reads.len() / 4) {
@@ -122,7 +122,7 @@ fn dropping_the_reader_ends_it_whatever_waits() {
     for depth in [1, 3, 32] {
         let listener = Listener::new();
         let (_memory, reads) = lay_out(&wishes);
-        let reader = Reader::start(Arc::clone(&device), uring(depth), listener.done());
+        let reader = DiskReader::start(Arc::clone(&device), uring(depth), listener.done());
         let Some(reader) = unless_refused(reader) else { return };
         // SAFETY: the memory outlives the reader.
         unsafe { reader.submit(&reads, Priority::Ahead) };

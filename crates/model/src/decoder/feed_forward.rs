@@ -34,12 +34,12 @@ pub(crate) struct Moe {
     choice_bias: Option<Vector>,
     activation: Activation,
     expert_scale: Option<Vector>,
-    shared: Option<Shared>,
+    shared: Option<SharedExpertLayer>,
     parallel_dense: Option<ParallelDense>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedExpertLayer {
     gate: Linear,
     up: Linear,
     down: Linear,
@@ -181,7 +181,7 @@ impl Moe {
             activation: spec.activation,
             expert_scale: spec.expert_scale.as_ref().map(|s| loader.vector(s)).transpose()?,
             shared: match &spec.shared {
-                Some(shared) => Some(Shared {
+                Some(shared) => Some(SharedExpertLayer {
                     gate: loader.linear(&shared.gate)?,
                     up: loader.linear(&shared.up)?,
                     down: loader.linear(&shared.down)?,

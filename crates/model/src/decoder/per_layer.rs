@@ -29,14 +29,14 @@ pub(super) struct PerLayerInput {
 
 /// The rows of a step: `values` is [rows, layers · width].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
+pub(super) struct PerLayerRows {
     values: Tensor,
     width: usize,
 }
 
 impl PerLayer {
     /// The rows of `tokens`, whose scaled embeddings are `h`: `(norm(projection · h) + table) / √2`.
-    pub(super) fn rows(&self, step: &mut dyn Step, tokens: &[u32], h: Tensor) -> Rows {
+    pub(super) fn rows(&self, step: &mut dyn Step, tokens: &[u32], h: Tensor) -> PerLayerRows {
         let values = step.matmul(h, &[&self.projection]).remove(0);
         step.scale(values, self.projection_scale);
         step.head_norm(values, &self.norm);
@@ -49,7 +49,7 @@ impl PerLayer {
         step.add(values, rows);
         step.release(mark);
         step.scale(values, std::f32::consts::FRAC_1_SQRT_2);
-        Rows { values, width: self.width }
+        PerLayerRows { values, width: self.width }
     }
 
     pub(super) fn load(loader: &Loader<'_>, spec: &PerLayerSpec) -> Result<PerLayer> {
@@ -70,11 +70,11 @@ impl PerLayerInput {
         &self,
         step: &mut dyn Step,
         h: Residual,
-        rows: Rows,
+        rows: PerLayerRows,
         layer: usize,
     ) -> Tensor {
         let gate = step.matmul(h.raw(), &[&self.gate]).remove(0);
-        let Rows { values, width } = rows;
+        let PerLayerRows { values, width } = rows;
         let part = step.columns(values, layer * width, width, values.cols());
         let gated = step.glu(gate, part, Activation::GeGlu);
         let y = step.matmul(gated, &[&self.projection]).remove(0);

@@ -14,7 +14,7 @@ use compute::BackendKind;
 use compute::memory::KvFormat;
 use experts::Device;
 use experts::device::{Access, Files};
-use experts::reader::{Method, Queue};
+use experts::reader::{Method, ReadEngine};
 use model::{Batch, Logits, SegmentKind};
 use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 use state::Sequence;
@@ -37,7 +37,7 @@ fn load(folder: &Path, backend: BackendKind, expert_slots: Option<usize>) -> Run
     let options = Options { backend, threads: 2, kv: KvFormat::F32, ..options };
     let device = options.slots.as_ref().map(|_| {
         let files = Files::open(&checkpoint, Access::Buffered).expect("files");
-        (Arc::new(files) as Arc<dyn Device>, Method { queue: Queue::Threads, depth: 4 })
+        (Arc::new(files) as Arc<dyn Device>, Method { queue: ReadEngine::Threads, depth: 4 })
     });
     assert_eq!(device.is_some(), expert_slots.is_some(), "{}", folder.display());
     Runner::load_from(&checkpoint, spec, &options, device, &|_, _| {}).expect("model")

@@ -16,11 +16,11 @@ use crate::fields::Result;
 use crate::prepare;
 use crate::reply::{self, EventReply};
 use crate::request::identifier;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// Answers a conversation.
 pub(crate) async fn create(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     headers: HeaderMap,
     posted: Posted,
 ) -> Result<Response> {
@@ -35,7 +35,7 @@ pub(crate) async fn create(
 
 /// How many tokens a conversation has.
 pub(crate) async fn count_tokens(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     posted: Posted,
 ) -> Result<Json<Value>> {
     let (asked, share) = posted.read(|body| read(body, Purpose::Count))?;

@@ -6,7 +6,7 @@ use machine::memory::MemoryUsage;
 
 use crate::metrics::{Exposition, Metrics};
 use crate::model::Pulse;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::speculation::Speculating;
 
 /// What numbers are taken from.
@@ -33,7 +33,7 @@ struct ModelView<'a> {
 }
 
 /// The numbers of a server.
-pub(super) fn of(shared: &Shared) -> String {
+pub(super) fn of(shared: &ServerState) -> String {
     let model = shared.model().ok().map(|model| ModelView {
         name: &model.name,
         mode: model.mode(),
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_server_without_a_model_has_numbers_too() {
-        let text = of(&Shared::new(Options::default()));
+        let text = of(&ServerState::new(Options::default()));
         check(&text, "model_loaded 0");
         assert!(!text.contains("millstream_requests_active"));
     }

@@ -14,11 +14,11 @@ use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::chat;
 use crate::prepare;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// `POST /tokenize`
 pub(crate) async fn tokenize(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     posted: Posted,
 ) -> Result<Response> {
     let model = Arc::clone(shared.model()?);
@@ -50,7 +50,7 @@ pub(crate) async fn tokenize(
 
 /// `POST /detokenize`
 pub(crate) async fn detokenize(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     posted: Posted,
 ) -> Result<Json<Value>> {
     let model = Arc::clone(shared.model()?);
@@ -66,7 +66,7 @@ pub(crate) async fn detokenize(
 
 /// `POST /apply-template`
 pub(crate) async fn apply_template(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     posted: Posted,
 ) -> Result<Json<Value>> {
     let (request, share) = posted.read(templated)?;

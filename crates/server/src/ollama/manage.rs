@@ -14,7 +14,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Result};
 use crate::model::{Facts, Model};
 use crate::ollama::request;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::time::rfc3339;
 
 /// The version of Ollama whose interface this is. Editors refuse what looks older than they need.
@@ -29,7 +29,7 @@ pub(crate) async fn version() -> Json<Value> {
 }
 
 /// `GET /api/tags`
-pub(crate) async fn tags(State(shared): State<Arc<Shared>>) -> Result<Json<Value>> {
+pub(crate) async fn tags(State(shared): State<Arc<ServerState>>) -> Result<Json<Value>> {
     let model = shared.model()?;
     let mut entry = listed(&model.name, model.facts.bytes, &model.facts);
     entry["modified_at"] = rfc3339(model.created, 0).into();
@@ -37,7 +37,7 @@ pub(crate) async fn tags(State(shared): State<Arc<Shared>>) -> Result<Json<Value
 }
 
 /// `GET /api/ps`
-pub(crate) async fn ps(State(shared): State<Arc<Shared>>) -> Result<Json<Value>> {
+pub(crate) async fn ps(State(shared): State<Arc<ServerState>>) -> Result<Json<Value>> {
     let model = shared.model()?;
     let mut entry = listed(&model.name, model.plan.total_bytes, &model.facts);
     entry["expires_at"] = rfc3339(model.created + NEVER_SECONDS, 0).into();
@@ -47,7 +47,10 @@ pub(crate) async fn ps(State(shared): State<Arc<Shared>>) -> Result<Json<Value>>
 }
 
 /// `POST /api/show`
-pub(crate) async fn show(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Json<Value>> {
+pub(crate) async fn show(
+    State(shared): State<Arc<ServerState>>,
+    posted: Posted,
+) -> Result<Json<Value>> {
     let model = shared.model()?;
     // A client that asks for another model needs to know that it is not here.
     let (name, _) = posted.read(|body| request::name(&Fields::of_body(body)?))?;
@@ -61,7 +64,10 @@ pub(crate) async fn show(State(shared): State<Arc<Shared>>, posted: Posted) -> R
 }
 
 /// `POST /api/pull`: many programs fetch a model before they use it, and the one that is here need not be fetched.
-pub(crate) async fn pull(State(shared): State<Arc<Shared>>, posted: Posted) -> Result<Response> {
+pub(crate) async fn pull(
+    State(shared): State<Arc<ServerState>>,
+    posted: Posted,
+) -> Result<Response> {
     let ((name, streams), _) = posted.read(|body| {
         let fields = Fields::of_body(body)?;
         Ok((request::name(&fields)?, fields.bool("stream")?.unwrap_or(true)))

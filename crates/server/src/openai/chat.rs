@@ -22,7 +22,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::prepare;
 use crate::request::{call_id, read_sampling, read_stop};
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// The most alternatives to a token, as OpenAI has it.
 const MOST_TOP_LOGPROBS: usize = 20;
@@ -49,7 +49,7 @@ struct Shape {
 
 /// Answers a conversation.
 pub(crate) async fn complete(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     headers: HeaderMap,
     posted: Posted,
 ) -> Result<Response> {

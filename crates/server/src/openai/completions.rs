@@ -21,7 +21,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::prepare;
 use crate::request::{MOST_CHOICES, read_sampling, read_stop};
-use crate::shared::Shared;
+use crate::shared::ServerState;
 
 /// The longest answer if the client does not say, as OpenAI has it.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -41,7 +41,7 @@ struct Completion {
 
 /// Continues texts.
 pub(crate) async fn complete(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     headers: HeaderMap,
     posted: Posted,
 ) -> Result<Response> {

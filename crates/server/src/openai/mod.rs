@@ -25,7 +25,7 @@ use crate::answers::Answers;
 use crate::error::ErrorShape;
 use crate::fields::{Fields, Result};
 use crate::request::identifier;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::time::unix_seconds;
 use crate::wire::{self, Framing, KeepAlive};
 
@@ -121,7 +121,7 @@ impl Streaming {
 /// Streams answers. `opening` are choices that are sent at once; `choice_of` says what an update becomes;
 /// every `group` answers share a prompt.
 fn stream(
-    shared: &Shared,
+    shared: &ServerState,
     headers: &HeaderMap,
     head: ResponseHead,
     streaming: Streaming,

@@ -14,18 +14,18 @@ use crate::body::Posted;
 use crate::error::ApiError;
 use crate::fields::{Fields, Result, wrong};
 use crate::model::Facts;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use crate::time::rfc3339;
 
 /// The one model there is.
-pub(crate) async fn list(State(shared): State<Arc<Shared>>) -> Result<Json<Value>> {
+pub(crate) async fn list(State(shared): State<Arc<ServerState>>) -> Result<Json<Value>> {
     let model = shared.model()?;
     Ok(Json(listed(&entry(&model.name, model.created, &model.facts))))
 }
 
 /// The model of this name.
 pub(crate) async fn show(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     name: std::result::Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>> {
     let model = shared.model()?;
@@ -41,7 +41,7 @@ pub(crate) async fn show(
 
 /// Says that there are none.
 pub(crate) async fn embeddings(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     posted: Posted,
 ) -> Result<Json<Value>> {
     posted.read(check_input)?;

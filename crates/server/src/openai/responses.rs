@@ -21,12 +21,12 @@ use crate::fields::Result;
 use crate::prepare;
 use crate::reply::EventReply;
 use crate::request::identifier;
-use crate::shared::Shared;
+use crate::shared::ServerState;
 use reply::{Reply, ResponseHead};
 
 /// Answers a conversation.
 pub(crate) async fn respond(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     headers: HeaderMap,
     posted: Posted,
 ) -> Result<Response> {

@@ -4,7 +4,7 @@ use super::super::choice;
 use super::{
     CLEAR_MARGIN, CURIOUS_CREDIT, CURIOUS_SHARE, Candidate, Choice, Controller, Costs, KNOWN,
     LONGEST, LONGEST_REFRESH, MISSED_SHARE, MISSING_LIMIT, Offer, POSITIONS, Pick, SOONEST,
-    SOURCES, Settled, SourceKind, TRYING_SHARE, Value,
+    SOURCES, SettledRound, SourceKind, TRYING_SHARE, Value,
 };
 
 impl Controller {
@@ -194,7 +194,7 @@ impl Controller {
             let could = hoped.rate();
             let better = could > 1.02 * rate && promising.is_none_or(|(_, best)| could > best);
             let lost = (feared.seconds - feared.tokens / rate) / choice.value.seconds;
-            let affordable = self.bank.affords(feared.seconds - costs.plain());
+            let affordable = self.account.affords(feared.seconds - costs.plain());
             if better && affordable && lost < self.curiosity {
                 promising = Some((other, could));
             }
@@ -247,10 +247,10 @@ impl Controller {
             if f64::from(idle.rounds) < soon.min(f64::from(idle.until)) {
                 continue;
             }
-            if self.bank.affords(risk) {
+            if self.account.affords(risk) {
                 due = Some((idle.rounds, sequence, taken, count));
             } else if self.acceptance.evidence(source) == 0.0 {
-                self.bank.save_for(1.1 * risk);
+                self.account.save_for(1.1 * risk);
             }
         }
         if let Some((_, sequence, taken, count)) = due {
@@ -278,7 +278,7 @@ impl Controller {
                 drafts[candidate.source.index()].map_or(0.0, |terms| terms[3])
             });
             lag += read * candidate.behind as f64;
-            if !self.bank.affords(lag) {
+            if !self.account.affords(lag) {
                 // It would pay in the long run, but how long the answer is is not known.
                 self.round.fixed[sequence] = None;
                 continue;
@@ -327,7 +327,7 @@ impl Controller {
         self.speculative_rounds += u64::from(round.verified > 0);
         self.since_plain += u32::from(round.verified > 0);
         self.since_speculative = if round.verified > 0 { 0 } else { self.since_speculative + 1 };
-        self.bank.settle(&Settled {
+        self.account.settle(&SettledRound {
             plain,
             seconds: pass + round.draft_seconds,
             worth: 1.0 + round.accepted as f64 / round.sequences as f64,

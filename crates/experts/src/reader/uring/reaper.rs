@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::super::threads::{self, Threads};
-use super::super::{Progress, Queue, Read};
-use super::{REFUSAL_PAUSE, REFUSALS_LIMIT, Shared, WAKE, ring};
+use super::super::{Progress, Read, ReadEngine};
+use super::{REFUSAL_PAUSE, REFUSALS_LIMIT, SharedRing, WAKE, ring};
 use crate::Result;
 
 /// How long a failed ring is left alone between two looks, at first and at most.
 const DRAIN_PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(10)];
 
 pub(super) struct Reaper {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRing>,
     /// By lane.
     progress: Vec<Progress>,
     /// Reads that are done and not reported.
@@ -33,7 +33,7 @@ pub(super) struct Reaper {
 }
 
 impl Reaper {
-    pub(super) fn new(shared: Arc<Shared>) -> Reaper {
+    pub(super) fn new(shared: Arc<SharedRing>) -> Reaper {
         let progress = vec![Progress::default(); shared.depth];
         let finished = Vec::with_capacity(shared.depth);
         Reaper { shared, progress, finished, handled: None, refusals: 0, lost: 0 }
@@ -53,7 +53,7 @@ impl Reaper {
             self.tell();
         }
         let queue = self.shared.core.state().queue;
-        if queue == Queue::Threads {
+        if queue == ReadEngine::Threads {
             self.fall_back();
         }
     }
@@ -116,7 +116,7 @@ impl Reaper {
                     self.progress[lane] = Progress::default();
                     self.finished.push((task.read, result));
                 }
-                None if state.queue == Queue::Threads => {
+                None if state.queue == ReadEngine::Threads => {
                     state.put_back(lane);
                     returned += 1;
                 }
@@ -134,8 +134,8 @@ impl Reaper {
         if failure.is_none() && !state.entries.is_armed && !state.stopping {
             // The beginning, or it was spent although nothing happened.
             failure = match state.queue {
-                Queue::Uring => shared.arm(&mut state).err(),
-                Queue::Threads => None,
+                ReadEngine::Uring => shared.arm(&mut state).err(),
+                ReadEngine::Threads => None,
             };
         }
         state = match failure {
@@ -143,7 +143,7 @@ impl Reaper {
             None => shared.fill(state),
         };
         let is_over = state.stopping && state.lanes.iter().all(Option::is_none);
-        let goes_on = state.queue == Queue::Uring && !is_over;
+        let goes_on = state.queue == ReadEngine::Uring && !is_over;
         core.wake(state, returned);
         self.tell();
         goes_on

@@ -24,7 +24,7 @@ const FIRST_PAUSE: u32 = 64;
 const LONGEST_PAUSE: u32 = 4096;
 
 /// The account.
-pub(super) struct Bank {
+pub(super) struct TimeAccount {
     /// Seconds; none before the first round.
     level: Option<f64>,
     /// What the last speculative rounds won, in seconds.
@@ -43,7 +43,7 @@ pub(super) struct Bank {
 }
 
 /// A round that is over.
-pub(super) struct Settled {
+pub(super) struct SettledRound {
     /// Seconds of a plain pass of this batch.
     pub(super) plain: f64,
     /// Seconds it took.
@@ -54,9 +54,9 @@ pub(super) struct Settled {
     pub(super) trial: bool,
 }
 
-impl Default for Bank {
+impl Default for TimeAccount {
     fn default() -> Self {
-        Bank {
+        TimeAccount {
             level: None,
             recent: VecDeque::new(),
             pause: 0,
@@ -70,7 +70,7 @@ impl Default for Bank {
     }
 }
 
-impl Bank {
+impl TimeAccount {
     /// Whether speculation has to wait; called once a round.
     pub(super) fn pausing(&mut self) -> bool {
         let pausing = self.pause > 0;
@@ -89,7 +89,7 @@ impl Bank {
         self.saving_for = seconds;
     }
 
-    pub(super) fn settle(&mut self, round: &Settled) {
+    pub(super) fn settle(&mut self, round: &SettledRound) {
         let credit = CREDIT * round.plain;
         let level = self.level.unwrap_or(credit);
         let goal = credit.max(self.saving_for.min(SAVINGS * round.plain));
