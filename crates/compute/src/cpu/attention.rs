@@ -272,41 +272,42 @@ fn span_body(
     let group = shape.group();
     let older = Part { pages: keys.pages, recent: keys.recent.map(|(_, count)| (count, false)) };
     let recent = keys.recent.map(|(pages, count)| Part { pages, recent: Some((count, true)) });
-    let blocks = visible_blocks(shape, queries, span);
-    let parts =
-        blocks.flat_map(|block| std::iter::once(older).chain(recent).map(move |p| (block, p)));
-    for (block, part) in parts {
-        let mut all = Seen::NOTHING;
-        let rows = queries.positions.iter().zip(seen.chunks_exact_mut(group));
-        for (row, (&position, heads)) in rows.enumerate() {
-            let mut visible = within_block(&queries.visible(shape.window, position), block);
-            if !part.serves(position, block) || !keys.includes(queries.row + row, block) {
-                visible = Seen::NOTHING;
+    let parts = [older, recent.unwrap_or(older)];
+    let parts = &parts[..1 + usize::from(recent.is_some())];
+    for block in visible_blocks(shape, queries, span) {
+        for part in parts {
+            let mut all = Seen::NOTHING;
+            let rows = queries.positions.iter().zip(seen.chunks_exact_mut(group));
+            for (row, (&position, heads)) in rows.enumerate() {
+                let mut visible = within_block(&queries.visible(shape.window, position), block);
+                if !part.serves(position, block) || !keys.includes(queries.row + row, block) {
+                    visible = Seen::NOTHING;
+                }
+                heads.fill(visible);
+                all = all.hull(visible);
             }
-            heads.fill(visible);
-            all = all.hull(visible);
+            if all.is_empty() {
+                continue;
+            }
+            let KeyPages { memory, table } = part.pages;
+            let at = block - table.first_block;
+            let plane = |page, plane| memory.block(page, plane, keys.kv_head);
+            let page = table.pages[at];
+            let k = plane(page, KEYS);
+            let next = table.pages.get(at + 1);
+            let view = BlockView {
+                isa,
+                shape,
+                k,
+                v: if shape.values_in_keys { k } else { plane(page, VALUES) },
+                seen: &seen[..tile.m.len()],
+                all,
+                next_page: next.map_or(keys.then, |&page| plane(page, KEYS).bytes()),
+            };
+            scores(&view, tile);
+            softmax(&view, tile);
+            values(&view, tile);
         }
-        if all.is_empty() {
-            continue;
-        }
-        let KeyPages { memory, table } = part.pages;
-        let at = block - table.first_block;
-        let plane = |page, plane| memory.block(page, plane, keys.kv_head);
-        let page = table.pages[at];
-        let k = plane(page, KEYS);
-        let next = table.pages.get(at + 1);
-        let view = BlockView {
-            isa,
-            shape,
-            k,
-            v: if shape.values_in_keys { k } else { plane(page, VALUES) },
-            seen: &seen[..tile.m.len()],
-            all,
-            next_page: next.map_or(keys.then, |&page| plane(page, KEYS).bytes()),
-        };
-        scores(&view, tile);
-        softmax(&view, tile);
-        values(&view, tile);
     }
 }
 
