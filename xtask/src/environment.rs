@@ -21,7 +21,7 @@ struct Packages {
     requirements: &'static [&'static str],
 }
 
-const ENVIRONMENTS: [Packages; 3] = [
+const ENVIRONMENTS: [Packages; 4] = [
     Packages {
         variable: "MILLSTREAM_TEST_PYTHON",
         folder: "xtask-venv",
@@ -43,6 +43,12 @@ const ENVIRONMENTS: [Packages; 3] = [
         variable: "MILLSTREAM_TEST_SCHEMATHESIS",
         folder: "xtask-schemathesis",
         requirements: &["schemathesis==4.30.1"],
+    },
+    // The package of llama.cpp's makers, which writes files for our reader.
+    Packages {
+        variable: "MILLSTREAM_TEST_GGUF",
+        folder: "xtask-gguf",
+        requirements: &["gguf==0.19.0", "numpy==2.4.6"],
     },
 ];
 const OLDEST_PYTHON: (u32, u32) = (3, 10);

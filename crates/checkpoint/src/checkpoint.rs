@@ -1,6 +1,6 @@
-//! The checkpoint: a folder's headers in memory, its weights still on disk.
+//! The checkpoint: a model's headers in memory, its weights still on disk.
 //!
-//! Opening reads config.json, the index and each file's header: under a millisecond for a few
+//! Opening reads config.json, the index and each file's header, or those of GGUF files: under a millisecond for a few
 //! hundred tensors, 0.23 s for 90,000 in one file (2 cores of the test VM, release build).
 //! It keeps the files open and caches no weight; a caller that reads bytes brings a buffer.
 //! Invariant: a `Tensor` in here lies inside its file and overlaps no other.
@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::config::{CONFIG_LIMIT_BYTES, CONFIG_NAME, add_token_ids};
 use crate::folder::{Bytes, Folder, Made, OpenFile, allocate};
+use crate::gguf::{self, Conversion, Metadata};
 use crate::{Config, Error, FileIndex, Result, Source, Span, Tensor, Warning, safetensors, shards};
 use format::Dtype;
 
@@ -39,7 +40,7 @@ const FORGET_BYTES: usize = 4 << 20;
 /// The most similar names an error about a missing tensor mentions.
 const NEAR_NAMES: usize = 3;
 
-/// A folder with config.json and safetensors files. Cheap to open: headers only.
+/// A folder with config.json and safetensors files, or a model in GGUF files. Cheap to open: headers only.
 ///
 /// All methods take `&self`, and reads are positioned, so threads may share it.
 #[derive(Debug)]
@@ -50,6 +51,9 @@ pub struct Checkpoint {
     /// Sorted by name.
     tensors: Vec<Tensor>,
     metadata: BTreeMap<String, String>,
+    /// Of GGUF files.
+    gguf: Option<Metadata>,
+    conversion: Conversion,
     /// Files the index lists that are not there.
     missing: Vec<String>,
     /// By module path, so that asking twice warns once. Empty path: the checkpoint as a whole.
@@ -57,9 +61,14 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder.
-    pub fn open(folder: &Path) -> Result<Checkpoint> {
-        Checkpoint::from_folder(Folder::Disk(folder.to_owned()))
+    /// Opens a folder, or a GGUF file; any part of a model that is in several.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        if !path.is_file() {
+            return Checkpoint::from_folder(Folder::Disk(path.to_owned()));
+        }
+        let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        Checkpoint::from_gguf(&Folder::Disk(folder), &name)
     }
 
     /// The same from bytes compiled into the program.
@@ -88,7 +97,14 @@ impl Checkpoint {
     fn from_folder(folder: Folder) -> Result<Checkpoint> {
         let config_path = folder.path_of(CONFIG_NAME);
         let Some(json) = folder.read_small(CONFIG_NAME, CONFIG_LIMIT_BYTES)? else {
-            return Err(Error::MissingFile { path: config_path });
+            return match *gguf::first_parts(&folder.names().unwrap_or_default()) {
+                [] => Err(Error::MissingFile { path: config_path }),
+                [name] => Checkpoint::from_gguf(&folder, name),
+                ref several => {
+                    let names = several.iter().map(|name| (*name).to_owned()).collect();
+                    Err(Error::SeveralModels { folder: folder.path(), names })
+                }
+            };
         };
         let config = Config::parse(&json, &config_path)?;
         let shards = shards::find(&folder)?;
@@ -114,8 +130,37 @@ impl Checkpoint {
 
         let missing = shards.missing;
         let warnings = Mutex::default();
-        let checkpoint = Checkpoint { folder, config, files, tensors, metadata, missing, warnings };
+        let (gguf, conversion) = (None, Conversion::default());
+        let checkpoint = Checkpoint {
+            folder,
+            config,
+            files,
+            tensors,
+            metadata,
+            gguf,
+            conversion,
+            missing,
+            warnings,
+        };
         checkpoint.compare_with_index(&shards.listed);
+        Ok(checkpoint)
+    }
+
+    /// The model that a GGUF file is, or is a part of.
+    fn from_gguf(folder: &Folder, name: &str) -> Result<Checkpoint> {
+        let model = gguf::open(folder, name)?;
+        let checkpoint = Checkpoint {
+            folder: Folder::File(folder.path_of(name)),
+            config: model.config,
+            files: model.files,
+            tensors: model.tensors,
+            metadata: BTreeMap::new(),
+            gguf: Some(model.metadata),
+            conversion: model.conversion,
+            missing: Vec::new(),
+            warnings: Mutex::default(),
+        };
+        model.warnings.into_iter().for_each(|warning| checkpoint.warn("", warning));
         Ok(checkpoint)
     }
 
@@ -130,12 +175,12 @@ impl Checkpoint {
         }
     }
 
-    /// config.json.
+    /// config.json, or what the metadata of a GGUF file says in its words.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The folder, for messages; `<memory>` for a checkpoint in memory.
+    /// The folder or file, for messages; `<memory>` for a folder in memory.
     pub fn folder(&self) -> PathBuf {
         self.folder.path()
     }
@@ -154,6 +199,16 @@ impl Checkpoint {
     /// The `__metadata__` of the weight files, such as `format`: `mlx` or `pt`.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.metadata.get(key).map(String::as_str)
+    }
+
+    /// The metadata of a GGUF file; `None` where the files are safetensors.
+    pub fn gguf(&self) -> Option<&Metadata> {
+        self.gguf.as_ref()
+    }
+
+    /// What a converter changed that tensors do not say of themselves. Whoever computes with them acts on all of it.
+    pub fn conversion(&self) -> &Conversion {
+        &self.conversion
     }
 
     /// The tokens that end a text, from config.json and generation_config.json.

@@ -30,6 +30,11 @@ impl Config {
     pub fn parse(json: &[u8], path: &Path) -> Result<Config> {
         let root: Map<String, Value> = serde_json::from_slice(json)
             .map_err(|error| Error::Json { path: path.to_owned(), detail: error.to_string() })?;
+        Config::from_root(root, path)
+    }
+
+    /// The same from a table.
+    pub(crate) fn from_root(root: Map<String, Value>, path: &Path) -> Result<Config> {
         let quantization = parse_quantization(&root, path)?;
         let mut config =
             Config { path: path.to_owned(), root, model_type: String::new(), quantization };

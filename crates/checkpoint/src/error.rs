@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::Projection;
-use format::Dtype;
+use format::{BlockFormat, Dtype, UnreadType};
 
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -97,6 +97,47 @@ pub enum Error {
     /// Two shards hold a tensor of the same name.
     #[error("tensor {tensor:?} is in two files: {} and {}", first.display(), second.display())]
     InTwoFiles { tensor: String, first: PathBuf, second: PathBuf },
+
+    // === GGUF ===
+    /// Another file than a GGUF.
+    #[error("{}: not a GGUF file: begins with {got:?}, expected \"GGUF\"", path.display())]
+    NotGguf { path: PathBuf, got: String },
+
+    /// A GGUF file of a version or byte order that is not read.
+    #[error("{}: GGUF version {got}: {detail}", path.display())]
+    GgufVersion { path: PathBuf, got: u32, detail: &'static str },
+
+    /// A part of a GGUF header that cannot be.
+    #[error("{}: byte {offset}: {part}: {detail}", path.display())]
+    GgufHeader { path: PathBuf, offset: u64, part: String, detail: String },
+
+    /// A type that is known not to be read, or not known.
+    #[error("{}: tensor {tensor:?}: {unread}", path.display())]
+    UnreadType { path: PathBuf, tensor: String, unread: UnreadType },
+
+    /// A row that ends within a block.
+    #[error("{}: tensor {tensor:?}: rows of {row} weights are no whole number of {format} blocks, which have {}", path.display(), format.weights())]
+    RaggedBlocks { path: PathBuf, tensor: String, format: BlockFormat, row: u64 },
+
+    /// A tensor that does not begin where the file says that tensors do.
+    #[error("{}: tensor {tensor:?}: begins at data byte {offset}, expected a multiple of {alignment}", path.display())]
+    Misaligned { path: PathBuf, tensor: String, offset: u64, alignment: u64 },
+
+    /// Files that do not make one model.
+    #[error("{}: {detail}; all parts of a model must be in one folder, under the names they were published with", path.display())]
+    GgufParts { path: PathBuf, detail: String },
+
+    /// A file that is read, and holds no model.
+    #[error("{}: {what}, not a model; name the file of the model itself", path.display())]
+    NotAModel { path: PathBuf, what: String },
+
+    /// An architecture that is not read.
+    #[error("{}: architecture {got:?} is not read; these are: {supported}", path.display())]
+    GgufArchitecture { path: PathBuf, got: String, supported: String },
+
+    /// A folder with several models.
+    #[error("{}: several GGUF models; name one of the files: {}", folder.display(), names.join(", "))]
+    SeveralModels { folder: PathBuf, names: Vec<String> },
 
     // === Tensors ===
     /// The model needs a tensor that is not there.

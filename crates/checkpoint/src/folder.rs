@@ -65,6 +65,8 @@ pub trait Made: Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) enum Folder {
     Disk(PathBuf),
+    /// A model that is one file, or files named after it, without any at its side.
+    File(PathBuf),
     Memory {
         files: BTreeMap<String, Bytes>,
         /// Weight files.
@@ -111,7 +113,7 @@ impl Folder {
     /// The folder's path, for error messages.
     pub(crate) fn path(&self) -> PathBuf {
         match self {
-            Folder::Disk(path) => path.clone(),
+            Folder::Disk(path) | Folder::File(path) => path.clone(),
             Folder::Memory { .. } => PathBuf::from("<memory>"),
         }
     }
@@ -119,7 +121,7 @@ impl Folder {
     /// The path of a file in it.
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
         match self {
-            Folder::Disk(path) => path.join(name),
+            Folder::Disk(path) | Folder::File(path) => path.join(name),
             // No path of this system, so it reads the same on all.
             Folder::Memory { .. } => PathBuf::from(format!("<memory>/{name}")),
         }
@@ -133,6 +135,7 @@ impl Folder {
                 names.sort_unstable();
                 Ok(names)
             }
+            Folder::File(_) => Ok(Vec::new()),
             Folder::Disk(path) => {
                 let failed = |source| Error::Io { path: path.clone(), operation: "list", source };
                 let mut names = Vec::new();
@@ -163,6 +166,7 @@ impl Folder {
                 };
                 Ok(Some(OpenFile { path, len_bytes, content }))
             }
+            Folder::File(_) => Ok(None),
             Folder::Disk(_) => match machine::file::open(&path) {
                 Ok(found) => Ok(found.map(|(file, len_bytes)| OpenFile {
                     path,
@@ -187,6 +191,7 @@ impl Folder {
                 }
                 found => Ok(found.map(|bytes| bytes.to_vec())),
             },
+            Folder::File(_) => Ok(None),
             Folder::Disk(_) => {
                 machine::file::read(&path, limit).map_err(|refusal| refused(path, refusal, limit))
             }

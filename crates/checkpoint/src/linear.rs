@@ -27,7 +27,7 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns, before packing.
     pub in_features: usize,
-    /// The weights: `[stack?, out, in]`, or `[stack?, out, in · bits / 32]` U32 when quantised, or
+    /// The weights: `[stack?, out, in]`, in floats or blocks, or `[stack?, out, in · bits / 32]` U32 when quantised, or
     /// `[stack?, out, in / 32, 16]` U8 in published mxfp4.
     pub weight: Tensor,
     /// `[stack?, out, in / group]` when quantised.
@@ -152,8 +152,7 @@ impl Checkpoint {
         let encoding = match scales {
             None => {
                 self.expect_shape(weight, &shape)?;
-                Float::of(weight.dtype)
-                    .map(Encoding::Dense)
+                Encoding::of(weight.dtype)
                     .ok_or_else(|| self.wrong_dtype(weight, "F32, F16 or BF16 weights"))?
             }
             Some(scales) => {

@@ -61,16 +61,16 @@ pub struct Scheme {
 }
 
 impl Scheme {
-    /// An encoding in the words of config.json; `None` for plain floats.
+    /// An encoding in the words of config.json; `None` for plain floats, and for blocks, which it has no words for.
     pub fn of(encoding: Encoding) -> Option<Scheme> {
         let mode = match encoding {
-            Encoding::Dense(_) => return None,
+            Encoding::Dense(_) | Encoding::Block(_) => return None,
             Encoding::Affine { .. } => Mode::Affine,
             Encoding::Mxfp4 => Mode::Mxfp4,
             Encoding::Mxfp8 => Mode::Mxfp8,
             Encoding::Nvfp4 => Mode::Nvfp4,
         };
-        Some(Scheme { bits: encoding.bits() as u8, group: encoding.group()?, mode })
+        Some(Scheme { bits: encoding.bits()? as u8, group: encoding.group()?, mode })
     }
 }
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::folder::{OpenFile, allocate};
-use crate::{Error, FileIndex, Result, Tensor};
+use crate::{Error, FileIndex, Result, Tensor, layout};
 use format::Dtype;
 
 /// The longest header read: the same 100 MB as the safetensors library.
@@ -61,7 +61,7 @@ pub fn parse_header(json: &[u8], path: &Path, file: FileIndex, file_bytes: u64) 
     for (name, entry) in raw.tensors {
         tensors.push(check_entry(name, entry, path, file, data_start, data_bytes)?);
     }
-    check_overlap(&mut tensors, path, data_start)?;
+    layout::check_overlap(&mut tensors, path, data_start)?;
     tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
         let tensor = pair[0].name.clone();
@@ -98,28 +98,6 @@ fn check_entry(
         return Err(Error::OutOfRange { path: path(), tensor: name, end, data_bytes });
     }
     Ok(Tensor { name, dtype, shape, file, offset: data_start + begin, len_bytes: got })
-}
-
-/// Refuses two tensors over the same bytes. Leaves the tensors in file order.
-fn check_overlap(tensors: &mut [Tensor], path: &Path, data_start: u64) -> Result<()> {
-    tensors.sort_unstable_by_key(|tensor| (tensor.offset, tensor.len_bytes));
-    let mut previous: Option<&Tensor> = None;
-    for tensor in tensors.iter().filter(|tensor| tensor.len_bytes > 0) {
-        if let Some(other) = previous
-            && tensor.offset < other.offset + other.len_bytes
-        {
-            // One name over the same bytes twice is better called what it is.
-            let (path, offset) = (path.to_owned(), tensor.offset - data_start);
-            let (tensor, other) = (tensor.name.clone(), other.name.clone());
-            return Err(if tensor == other {
-                Error::Duplicate { path, tensor }
-            } else {
-                Error::Overlap { path, tensor, other, offset }
-            });
-        }
-        previous = Some(tensor);
-    }
-    Ok(())
 }
 
 // The JSON as it stands. A hand-written visitor, because a map type would silently keep only

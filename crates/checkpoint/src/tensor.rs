@@ -66,6 +66,7 @@ impl Tensor {
     /// The number of elements, from the bytes: multiplying the shape of an empty tensor could
     /// overflow.
     pub fn elements(&self) -> usize {
-        (u128::from(self.len_bytes) * 8 / u128::from(self.dtype.bits())) as usize
+        let (unit, bytes) = self.dtype.unit();
+        (self.len_bytes / bytes as u64) as usize * unit
     }
 }

@@ -30,6 +30,15 @@ pub enum Warning {
         /// What they take in the files.
         bytes: u64,
     },
+    /// Tensors of a GGUF file whose names say nothing here; they are left out.
+    UnknownTensors {
+        /// How many.
+        count: usize,
+        /// What they take in the files.
+        bytes: u64,
+        /// The first of them by name.
+        first: String,
+    },
     /// The index lists files that are not in the folder; what is there was opened instead.
     MissingShards {
         /// Their names.
@@ -57,6 +66,13 @@ impl fmt::Display for Warning {
             Warning::Skipped { part, count, bytes } => {
                 let size = machine::size::bytes(*bytes);
                 write!(formatter, "the {part} part is left out: {count} tensors, {size}")
+            }
+            Warning::UnknownTensors { count, bytes, first } => {
+                let size = machine::size::bytes(*bytes);
+                write!(
+                    formatter,
+                    "{count} tensors of unknown names are left out, {size}: {first:?} …"
+                )
             }
             Warning::MissingShards { files } => {
                 write!(formatter, "the index lists files that are not there: {}", files.join(", "))

@@ -155,7 +155,7 @@ fn write(form: ExpertForm, sizes: [usize; 3], gaps: &[usize]) -> Vec<u8> {
     let mut state = 1_u64;
     for tensor in &tensors {
         let elements: usize = tensor.shape.iter().product();
-        let bytes = (0..elements * tensor.dtype.bits() as usize / 8).map(|_| {
+        let bytes = (0..elements * tensor.dtype.unit().1).map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 56) as u8
         });

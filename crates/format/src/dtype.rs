@@ -1,24 +1,33 @@
-//! The element types a safetensors header can name.
+//! The element types a safetensors header can name, and the blocks of GGUF.
 //!
 //! All of them are known, so that a checkpoint with an exotic side tensor still opens; which of
 //! them can hold a weight is decided where weights are found.
 
 use std::fmt;
 
+use crate::BlockFormat;
+
 macro_rules! dtypes {
     ($($variant:ident $name:literal $bits:literal,)*) => {
-        /// The type of one element, by its safetensors name.
+        /// The type of one element by its safetensors name, or of the blocks that elements come in.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(missing_docs)]
-        pub enum Dtype { $($variant,)* }
+        pub enum Dtype {
+            $($variant,)*
+            /// Blocks, each a part of a row: in GGUF files only.
+            Block(BlockFormat),
+        }
 
         impl Dtype {
-            /// Every dtype.
+            /// Every dtype that a safetensors header can name.
             pub const ALL: &[Dtype] = &[$(Dtype::$variant,)*];
 
-            /// The name in a safetensors header, such as `BF16`.
+            /// The name in a safetensors header, such as `BF16`; GGUF's for blocks.
             pub fn name(self) -> &'static str {
-                match self { $(Dtype::$variant => $name,)* }
+                match self {
+                    $(Dtype::$variant => $name,)*
+                    Dtype::Block(format) => format.name(),
+                }
             }
 
             /// The dtype a safetensors header calls `name`.
@@ -26,9 +35,17 @@ macro_rules! dtypes {
                 match name { $($name => Some(Dtype::$variant),)* _ => None }
             }
 
-            /// Bits of one element; below 8 for the packed floats.
-            pub fn bits(self) -> u32 {
-                match self { $(Dtype::$variant => $bits,)* }
+            /// The fewest elements that take whole bytes, and these bytes: one element for most.
+            pub fn unit(self) -> (usize, usize) {
+                match self {
+                    // A multiple of eight, or one of the packed floats of four and six bits.
+                    $(Dtype::$variant => match $bits {
+                        4 => (2, 1),
+                        6 => (4, 3),
+                        bits => (1, bits / 8),
+                    },)*
+                    Dtype::Block(format) => (format.weights(), format.bytes()),
+                }
             }
         }
     };
@@ -61,7 +78,8 @@ dtypes! {
 }
 
 impl Dtype {
-    /// Bytes of a tensor of this dtype and shape; `None` when that overflows or is not whole.
+    /// Bytes of a tensor of this dtype and shape; `None` when that overflows or is not whole. A row of blocks must
+    /// be whole.
     pub fn tensor_bytes(self, shape: &[usize]) -> Option<u64> {
         // A zero anywhere means an empty tensor, however absurd the other dimensions are.
         if shape.contains(&0) {
@@ -71,11 +89,15 @@ impl Dtype {
         for &dimension in shape {
             elements = elements.checked_mul(u64::try_from(dimension).ok()?)?;
         }
-        let bits = u128::from(elements) * u128::from(self.bits());
-        if bits % 8 != 0 {
+        let (unit, bytes) = self.unit();
+        let whole = match self {
+            Dtype::Block(_) => shape.last().is_some_and(|cols| cols.is_multiple_of(unit)),
+            _ => elements.is_multiple_of(unit as u64),
+        };
+        if !whole {
             return None;
         }
-        u64::try_from(bits / 8).ok()
+        (elements / unit as u64).checked_mul(bytes as u64)
     }
 
     /// Whether elements are F32, F16 or BF16: what weights, norms and scales may be stored as.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::Dtype;
+use crate::{BlockFormat, Dtype};
 
 /// Number type of dense values and of quantisation scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +44,8 @@ impl Float {
     }
 }
 
-/// How the values of a weight are coded: as codes, with scales and biases in planes of their own where there are any.
+/// How the values of a weight are coded: as codes, with scales and biases in planes of their own where there are any, or
+/// as blocks that hold all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// Plain floats.
@@ -64,16 +65,28 @@ pub enum Encoding {
     Mxfp8,
     /// E2M1 codes, groups of 16 with an E4M3 scale.
     Nvfp4,
+    /// Blocks of GGUF: one plane, with codes, scales and minima between each other.
+    Block(BlockFormat),
 }
 
 impl Encoding {
-    /// Bits of one code.
-    pub fn bits(self) -> u32 {
+    /// The encoding of a matrix of elements or blocks of that type, if it can be a weight.
+    pub const fn of(dtype: Dtype) -> Option<Encoding> {
+        match (dtype, Float::of(dtype)) {
+            (Dtype::Block(format), _) => Some(Encoding::Block(format)),
+            (_, Some(float)) => Some(Encoding::Dense(float)),
+            (_, None) => None,
+        }
+    }
+
+    /// Bits of one code where codes have a plane of their own; `None` in blocks.
+    pub fn bits(self) -> Option<u32> {
         match self {
-            Encoding::Dense(float) => 8 * float.bytes() as u32,
-            Encoding::Affine { bits, .. } => u32::from(bits),
-            Encoding::Mxfp8 => 8,
-            Encoding::Mxfp4 | Encoding::Nvfp4 => 4,
+            Encoding::Dense(float) => Some(8 * float.bytes() as u32),
+            Encoding::Affine { bits, .. } => Some(u32::from(bits)),
+            Encoding::Mxfp8 => Some(8),
+            Encoding::Mxfp4 | Encoding::Nvfp4 => Some(4),
+            Encoding::Block(_) => None,
         }
     }
 
@@ -84,6 +97,7 @@ impl Encoding {
             Encoding::Affine { group, .. } => Some(group),
             Encoding::Mxfp4 | Encoding::Mxfp8 => Some(32),
             Encoding::Nvfp4 => Some(16),
+            Encoding::Block(format) => Some(format.group()),
         }
     }
 
@@ -97,24 +111,28 @@ impl Encoding {
         matches!(self, Encoding::Affine { .. } | Encoding::Mxfp4)
     }
 
-    /// The type of the scales; `None` where there are none. U8 in the floating modes.
+    /// The type of the plane of scales; `None` where there is none. U8 in the floating modes.
     pub fn scale_dtype(self) -> Option<Dtype> {
         match self {
-            Encoding::Dense(_) => None,
+            Encoding::Dense(_) | Encoding::Block(_) => None,
             Encoding::Affine { scale, .. } => Some(scale.dtype()),
             Encoding::Mxfp4 | Encoding::Mxfp8 | Encoding::Nvfp4 => Some(Dtype::U8),
         }
     }
 
-    /// Bytes of the codes of one row of `cols` values.
+    /// Bytes of the codes, or of the blocks, of one row of `cols` values.
     pub fn row_bytes(self, cols: usize) -> usize {
-        cols * self.bits() as usize / 8
+        match self {
+            Encoding::Block(format) => format.row_bytes(cols),
+            _ => self.bits().map_or(0, |bits| cols * bits as usize / 8),
+        }
     }
 
-    /// Bytes of the scales of one row.
+    /// Bytes of the plane of scales of one row.
     pub fn scale_bytes(self, cols: usize) -> usize {
         let (Some(group), Some(dtype)) = (self.group(), self.scale_dtype()) else { return 0 };
-        cols / group * dtype.bits() as usize / 8
+        let (_, bytes) = dtype.unit();
+        cols / group * bytes
     }
 
     /// Bytes of the biases of one row.
@@ -150,6 +168,38 @@ impl fmt::Display for Encoding {
             Encoding::Mxfp4 => formatter.write_str("mxfp4"),
             Encoding::Mxfp8 => formatter.write_str("mxfp8"),
             Encoding::Nvfp4 => formatter.write_str("nvfp4"),
+            // Upper case, as GGUF's users know them: MXFP4 is other bytes than mxfp4.
+            Encoding::Block(format) => write!(formatter, "{format}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_one_plane() {
+        for &format in BlockFormat::ALL {
+            let encoding = Encoding::of(Dtype::Block(format)).expect("a weight");
+            let row = 2 * format.bytes();
+            let cols = 2 * format.weights();
+            assert_eq!(encoding.part_bytes(3, cols), [3 * row as u64, 0, 0], "{format}");
+            assert_eq!(encoding.matrix_bytes(3, cols), 3 * row, "{format}");
+            assert_eq!(Dtype::Block(format).tensor_bytes(&[3, cols]), Some(3 * row as u64));
+            assert_eq!(format.weights() % format.group(), 0, "{format}");
+        }
+        let ragged = Dtype::Block(BlockFormat::Q4_0);
+        assert_eq!(ragged.tensor_bytes(&[2, 16]), None, "half a block a row");
+        assert_eq!(ragged.tensor_bytes(&[]), None);
+        assert_eq!(Encoding::of(Dtype::I32), None);
+    }
+
+    #[test]
+    fn planes_have_their_bytes() {
+        let affine = Encoding::Affine { bits: 4, group: 64, scale: Float::F16 };
+        assert_eq!(affine.part_bytes(2, 128), [128, 8, 8]);
+        assert_eq!(Encoding::Mxfp4.part_bytes(2, 64), [64, 4, 0]);
+        assert_eq!(Encoding::Dense(Float::Bf16).part_bytes(2, 3), [12, 0, 0]);
     }
 }

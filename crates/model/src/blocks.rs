@@ -289,7 +289,7 @@ impl Delta {
         Ok(d)
     }
 
-    fn channels(&self) -> usize {
+    pub(crate) fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
 }

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use checkpoint::gguf::Field;
 use checkpoint::safetensors::parse_header;
 use checkpoint::{Checkpoint, Config, ExpertLayout, FileIndex, Projection};
 
@@ -56,6 +57,11 @@ pub(crate) fn index(json: &[u8]) {
 /// Several files in one input: each but the last behind its length in two bytes.
 pub(crate) fn open(input: &[u8]) {
     files(split(input));
+}
+
+/// A GGUF file on its own.
+pub(crate) fn gguf(file: &[u8]) {
+    files(vec![("model.gguf".to_owned(), file.to_vec())]);
 }
 
 /// The files of one input for [`open`]; an empty one is left out.
@@ -110,6 +116,18 @@ fn ask(checkpoint: &Checkpoint) {
         let path = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
         ask_linear(checkpoint, path, &tensor.shape);
         let _ = checkpoint.linear(path, None, usize::MAX, usize::MAX);
+    }
+    if let Some(metadata) = checkpoint.gguf() {
+        for (key, field) in metadata.fields() {
+            let _ = (field.as_u64(), field.as_f64(), field.as_bool(), field.as_str());
+            let _ = (metadata.per_layer(key, 3), metadata.bools_per_layer(key, 3));
+            match field {
+                Field::Numbers(numbers) => assert_eq!(numbers.iter().count(), numbers.len()),
+                Field::Texts(texts) => assert_eq!(texts.iter().count(), texts.len()),
+                _ => {}
+            }
+        }
+        drop(format!("{:?}", checkpoint.conversion()));
     }
     let _ = checkpoint.require("missing", &[]).map_err(|error| error.to_string());
     for prefix in ["model.layers.0.mlp", "model.layers.0", ""] {

@@ -85,8 +85,8 @@ fn qwen_moe_in_mixed_four_and_six_bits() {
     let prefix = "language_model.model.layers.3.mlp";
     let layout = ExpertLayout::find(&checkpoint, prefix, 8, 128, 64).unwrap();
     assert_eq!(layout.path(), "language_model.model.layers.3.mlp.switch_mlp");
-    assert_eq!(layout.encoding(Projection::Gate).bits(), 4);
-    assert_eq!(layout.encoding(Projection::Down).bits(), 6);
+    assert_eq!(layout.encoding(Projection::Gate).bits(), Some(4));
+    assert_eq!(layout.encoding(Projection::Down).bits(), Some(6));
     // Gate and up 64·128 at 4 bits, down at 6; two F32 for each group of 64.
     assert_eq!(layout.bytes_per_expert(), 2 * 4096 + 6144 + 3 * 128 * 8);
     check_experts(
@@ -191,7 +191,7 @@ fn the_built_in_model_opens_and_agrees_with_its_configuration() {
         let intermediate = size("moe_intermediate_size");
         ExpertLayout::find(&checkpoint, &prefix, experts, hidden, intermediate).unwrap();
         let router = checkpoint.linear(&format!("{prefix}.gate"), None, experts, hidden).unwrap();
-        assert_eq!(router.encoding.bits(), 8);
+        assert_eq!(router.encoding.bits(), Some(8));
         let norm = format!("language_model.model.layers.{layer}.input_layernorm.weight");
         let norm = checkpoint.require(&norm, &[hidden]).unwrap();
         assert!(checkpoint.read_f32(norm).unwrap().iter().all(|value| value.is_finite()));

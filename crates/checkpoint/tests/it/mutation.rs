@@ -9,6 +9,7 @@ use format::Dtype;
 use safetensors::SafeTensors;
 
 use crate::exercise;
+use crate::gguf;
 use crate::support::{CONFIG, counted_file, declare, files, xorshift};
 
 /// A small checkpoint with everything in it: two shards, an index, stacked quantised experts.
@@ -121,6 +122,65 @@ fn mutated_checkpoints_never_panic() {
     assert!((600..5400).contains(&opened), "{opened} of 6000 opened");
 }
 
+/// Small models of every architecture, each with what is special about it.
+fn gguf_files() -> Vec<Vec<u8>> {
+    [
+        "llama",
+        "qwen2",
+        "qwen3moe",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "gemma3",
+        "gemma4",
+        "gpt-oss",
+    ]
+    .map(gguf::small)
+    .to_vec()
+}
+
+/// One or two changes: bits, words of every width that are zero, one or the largest, cuts, repeats.
+fn mutate_numbers(bytes: &mut Vec<u8>, header: usize, state: &mut u64) {
+    for _ in 0..=xorshift(state) % 2 {
+        let reach = header.min(bytes.len());
+        if reach == 0 {
+            return;
+        }
+        let at = xorshift(state) as usize % reach;
+        let width = (1 << (xorshift(state) % 4)).min(bytes.len() - at);
+        let word = [0, 1, u64::MAX, u64::MAX >> 1, 1 << 40, xorshift(state) % 512];
+        let word = word[xorshift(state) as usize % word.len()].to_le_bytes();
+        match xorshift(state) % 12 {
+            0..=6 => bytes[at] ^= 1 << (xorshift(state) % 8),
+            7..=9 => bytes[at..at + width].copy_from_slice(&word[..width]),
+            10 => bytes.truncate(at),
+            _ => {
+                let copy = bytes[at..at + width].to_vec();
+                drop(bytes.splice(at..at, copy));
+            }
+        }
+    }
+}
+
+#[test]
+fn mutated_gguf_files_never_panic() {
+    let originals = gguf_files();
+    for file in &originals {
+        gguf::open(file).unwrap();
+        exercise::gguf(file);
+    }
+    let mut state = 0x2545_f491_4f6c_dd1d;
+    let mut opened = 0;
+    for round in 0..4500 {
+        let mut file = originals[round % originals.len()].clone();
+        let header = gguf::header_bytes(&file);
+        mutate_numbers(&mut file, header, &mut state);
+        opened += u32::from(gguf::open(&file).is_ok());
+        exercise::gguf(&file);
+    }
+    assert!((450..4050).contains(&opened), "{opened} of 4500 opened");
+}
+
 #[test]
 fn mutated_pieces_never_panic() {
     let original = valid();
@@ -177,11 +237,12 @@ fn nothing_the_reference_reads_is_refused() {
 fn the_fuzzing_corpus_never_panics() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     type Target = fn(&[u8]);
-    let targets: [(&str, Target); 4] = [
+    let targets: [(&str, Target); 5] = [
         ("header", exercise::header),
         ("config", exercise::config),
         ("index", exercise::index),
         ("open", exercise::open),
+        ("gguf", exercise::gguf),
     ];
     for (name, target) in targets {
         let mut seeds = 0;

@@ -1,4 +1,5 @@
-//! Qwen3-Next (80B-A3B): Qwen3.5's mathematics with fused projections laid out by key head.
+//! Qwen3-Next (80B-A3B): Qwen3.5's mathematics with fused projections laid out by key head. Converters to GGUF take
+//! one of the two apart.
 
 use super::qwen3_5::{is_full_attention, unconverted_norm_offset};
 use crate::blocks::{Attention, Delta, Frame, Moe, attention, delta_parts, dense, frame, moe};
@@ -37,12 +38,19 @@ fn fused_delta(tensors: &Tensors<'_>, path: &str, hidden: usize, d: &Delta) -> R
     let part = |offset: usize, count: usize| {
         (0..d.key_heads).map(move |head| (head * group + offset, count))
     };
-    let qkvz = format!("{path}.in_proj_qkvz");
-    let qkv_ranges =
-        part(0, d.key_dim).chain(part(d.key_dim, d.key_dim)).chain(part(2 * d.key_dim, values));
-    let qkv = tensors.gathered(&qkvz, d.key_heads * group, hidden, qkv_ranges)?;
-    let z_ranges = part(2 * d.key_dim + values, values);
-    let z = tensors.gathered(&qkvz, d.key_heads * group, hidden, z_ranges)?;
+    let separate = format!("{path}.in_proj_qkv");
+    let (qkv, z) = if tensors.has(&separate) {
+        let z =
+            tensors.linear(&format!("{path}.in_proj_z"), d.value_heads * d.value_dim, hidden)?;
+        (tensors.linear(&separate, d.channels(), hidden)?, z)
+    } else {
+        let qkvz = format!("{path}.in_proj_qkvz");
+        let qkv_ranges =
+            part(0, d.key_dim).chain(part(d.key_dim, d.key_dim)).chain(part(2 * d.key_dim, values));
+        let qkv = tensors.gathered(&qkvz, d.key_heads * group, hidden, qkv_ranges)?;
+        let z_ranges = part(2 * d.key_dim + values, values);
+        (qkv, tensors.gathered(&qkvz, d.key_heads * group, hidden, z_ranges)?)
+    };
     let ba = format!("{path}.in_proj_ba");
     let half = |offset: usize| (0..d.key_heads).map(move |head| (head * 2 * ratio + offset, ratio));
     let b = tensors.gathered(&ba, 2 * d.value_heads, hidden, half(0))?;

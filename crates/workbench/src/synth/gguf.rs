@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::PathBuf;
 
-use checkpoint::gguf::{Declaration, GgufWriter, Kind, Value};
+use checkpoint::gguf::{Declaration, GgufWriter, Value};
+use format::{BlockFormat, Dtype};
 
 use super::parts::{Part, Progress, gguf_part, stream};
 use super::shape::{Delta, Family, FeedForward, Shape};
@@ -70,16 +71,16 @@ fn write_file(
 }
 
 fn declaration(tensor: &Tensor) -> Declaration {
-    let kind = match tensor.content {
-        Content::Affine { .. } => Kind::Q4_1,
+    let dtype = match tensor.content {
+        Content::Affine { .. } => Dtype::Block(BlockFormat::Q4_1),
         Content::Plain(_)
         | Content::Mxfp4 { .. }
         | Content::Half(_)
         | Content::NegativeExp(_)
         | Content::Router { .. }
-        | Content::Fixed(_) => Kind::F32,
+        | Content::Fixed(_) => Dtype::F32,
     };
-    Declaration { name: tensor.gguf.clone(), kind, dimensions: tensor.dimensions.clone() }
+    Declaration { name: tensor.gguf.clone(), dtype, dimensions: tensor.dimensions.clone() }
 }
 
 /// Everything before the tensors. Keys: llama.cpp `gguf-py/gguf/constants.py`.

@@ -437,3 +437,51 @@ fn what_was_interrupted_is_gone_and_what_was_killed_is_replaced() {
     synth(&request("tiny-llama", Format::Mlx, out.clone()));
     assert!(Checkpoint::open(&out).is_ok() && !out.join(mlx::UNFINISHED).exists());
 }
+
+/// Both formats are read as one model: what GGUF says in its words is what config.json says in HF's.
+#[test]
+fn a_gguf_opens_as_the_model_that_its_twin_is() {
+    for like in TINY {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = synth(&request(like, Format::Gguf, folder.path().join("model.gguf")));
+        let twin = synth(&request(like, Format::Mlx, folder.path().join("model")));
+        let [gguf, mlx] = [&file, &twin].map(|path| Checkpoint::open(path).expect("opens"));
+        assert_eq!(gguf.warnings(), [], "{like}");
+        let [ours, theirs] =
+            [&gguf, &mlx].map(|checkpoint| model::arch::spec(checkpoint).expect(like));
+        assert_eq!(ours.parameters(), theirs.parameters(), "{like}");
+        let facts = |spec: &model::DecoderSpec| {
+            let layers = spec.layers.iter().map(|layer| match &layer.mixer {
+                model::MixerSpec::Attention(a) => format!("{:?} {}", a.shape, a.rope.rotary_dim),
+                model::MixerSpec::Delta(d) => {
+                    format!("{:?}", [d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.taps])
+                }
+            });
+            let layers: Vec<String> = layers.collect();
+            let ends = (spec.hidden, spec.vocab, spec.context, spec.eps, spec.head.is_some());
+            (spec.model_type.clone(), ends, layers)
+        };
+        assert_eq!(facts(&ours), facts(&theirs), "{like}");
+        let factors = gguf.conversion().frequency_factors.as_ref();
+        let factors = factors.map(|factors| gguf.read_f32(&factors.tensor).expect("factors"));
+        assert_eq!(factors.is_some(), like == "tiny-llama");
+        for (pair, (ours, theirs)) in frequencies(&ours).zip(frequencies(&theirs)).enumerate() {
+            let ours = ours / factors.as_ref().map_or(1.0, |factors| factors[pair]);
+            assert!((ours - theirs).abs() <= 1e-6 * theirs, "{like}: {pair}: {ours}, {theirs}");
+        }
+    }
+}
+
+/// The frequencies of the first layer that rotates.
+fn frequencies(spec: &model::DecoderSpec) -> impl Iterator<Item = f32> {
+    let rope = spec.layers.iter().find_map(|layer| match &layer.mixer {
+        model::MixerSpec::Attention(attention) => Some(&attention.rope),
+        model::MixerSpec::Delta(_) => None,
+    });
+    let rope = rope.expect("a rotation");
+    let pairs = rope.rotary_dim / 2;
+    let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
+    // At position 1 an angle is its frequency, which is at most one.
+    rope.table(1, &mut cos, &mut sin);
+    sin.into_iter().zip(cos).map(|(sin, cos): (f32, f32)| sin.atan2(cos))
+}

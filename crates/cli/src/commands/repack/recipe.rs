@@ -178,7 +178,7 @@ fn stored(slice: &LinearSlice, part: &str) -> Option<(Dtype, Vec<usize>, Span)> 
     let scales = || Some((encoding.scale_dtype()?, vec![rows, columns / encoding.group()?]));
     let (dtype, shape, span) = match part {
         "weight" if encoding.is_quantized() => {
-            let words = columns * encoding.bits() as usize / 32;
+            let words = columns * encoding.bits()? as usize / 32;
             (Dtype::U32, vec![rows, words], slice.weight)
         }
         "weight" => {

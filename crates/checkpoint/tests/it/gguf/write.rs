@@ -1,9 +1,13 @@
 //! The GGUF writer, byte for byte.
 
-use checkpoint::gguf::{Declaration, GgufWriter, Kind, Value};
+use checkpoint::gguf::{Declaration, GgufWriter, Value};
+use format::{BlockFormat, Dtype};
 
-fn declare(name: &str, kind: Kind, dimensions: &[u64]) -> Declaration {
-    Declaration { name: name.to_owned(), kind, dimensions: dimensions.to_vec() }
+const Q4_1: Dtype = Dtype::Block(BlockFormat::Q4_1);
+const Q8_0: Dtype = Dtype::Block(BlockFormat::Q8_0);
+
+fn declare(name: &str, dtype: Dtype, dimensions: &[u64]) -> Declaration {
+    Declaration { name: name.to_owned(), dtype, dimensions: dimensions.to_vec() }
 }
 
 fn string(text: &str) -> Vec<u8> {
@@ -20,7 +24,7 @@ fn a_small_file_byte_for_byte() {
         ("types".to_owned(), Value::I32s(vec![-1, 2])),
         ("flag".to_owned(), Value::Bool(true)),
     ];
-    let tensors = [declare("q", Kind::Q4_1, &[64, 2]), declare("f", Kind::F32, &[3])];
+    let tensors = [declare("q", Q4_1, &[64, 2]), declare("f", Dtype::F32, &[3])];
     let mut writer = GgufWriter::new(Vec::new(), &metadata, &tensors).unwrap();
     writer.write("q", &[0xaa; 50]).unwrap();
     writer.write("q", &[0xaa; 30]).unwrap();
@@ -47,15 +51,6 @@ fn a_small_file_byte_for_byte() {
     assert_eq!(file, expected);
 }
 
-#[test]
-fn blocks_and_their_bytes() {
-    assert_eq!(Kind::Q8_0.tensor_bytes(&[64, 3]), Some(204));
-    assert_eq!(Kind::Q4_1.tensor_bytes(&[33]), None);
-    assert_eq!(Kind::F16.tensor_bytes(&[5, 7]), Some(70));
-    assert_eq!(Kind::F32.tensor_bytes(&[u64::MAX, 2]), None);
-    assert_eq!(Kind::F32.tensor_bytes(&[]), None);
-}
-
 #[track_caller]
 fn check_refused(metadata: &[&str], tensors: &[Declaration], expected: &str) {
     let metadata: Vec<_> =
@@ -67,19 +62,19 @@ fn check_refused(metadata: &[&str], tensors: &[Declaration], expected: &str) {
 #[test]
 fn what_ggml_would_refuse_is_not_written() {
     check_refused(&["k", "k"], &[], "\"k\": the key is taken");
-    let twice = [declare("a", Kind::F32, &[1]), declare("a", Kind::F32, &[1])];
+    let twice = [declare("a", Dtype::F32, &[1]), declare("a", Dtype::F32, &[1])];
     check_refused(&[], &twice, "\"a\": the name is taken");
     check_refused(
         &[],
-        &[declare("a", Kind::F32, &[1; 5])],
+        &[declare("a", Dtype::F32, &[1; 5])],
         "\"a\": one to four dimensions are possible",
     );
     check_refused(
         &[],
-        &[declare("a", Kind::Q8_0, &[40, 2])],
+        &[declare("a", Q8_0, &[40, 2])],
         "\"a\": a row is no whole number of blocks, or it is too long",
     );
     let name = "n".repeat(64);
     let expected = format!("{name:?}: the name is longer than 63 bytes");
-    check_refused(&[], &[declare(&name, Kind::F32, &[1])], &expected);
+    check_refused(&[], &[declare(&name, Dtype::F32, &[1])], &expected);
 }

@@ -1,7 +1,6 @@
 //! A streaming GGUF v3 writer, for handing our models to llama.cpp. Little-endian.
 //!
-//! Like [`crate::write`]: metadata and tensor list first, then the bytes in order. The types carry
-//! their file ids, so that a reader can use them too; there is none yet. Dimensions are in GGUF's
+//! Like [`crate::write`]: metadata and tensor list first, then the bytes in order. Dimensions are in GGUF's
 //! order, innermost (inputs) first. Layout: llama.cpp `ggml/include/gguf.h`.
 
 use std::collections::BTreeSet;
@@ -9,68 +8,16 @@ use std::io::Write;
 
 use crate::stream::{Piece, Stream, pad, padding};
 use crate::{Error, Result};
+use format::Dtype;
 
-const MAGIC: &[u8; 4] = b"GGUF";
+use super::{ALIGNMENT_BYTES, DIMENSION_LIMIT, MAGIC};
+
 const VERSION: u32 = 3;
 
-/// The default alignment of tensor data, used here always.
-pub const ALIGNMENT_BYTES: u64 = 32;
-
-/// ggml refuses more dimensions and longer names (`GGML_MAX_DIMS`, `GGML_MAX_NAME` with its NUL).
-const DIMENSION_LIMIT: usize = 4;
+/// ggml refuses longer names (`GGML_MAX_NAME` with its NUL).
 const NAME_LIMIT_BYTES: usize = 63;
 
-/// How a GGUF tensor is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// 32-bit floats.
-    F32,
-    /// 16-bit IEEE floats.
-    F16,
-    /// 32 weights in 20 bytes: f16 scale, f16 minimum, 16 bytes of nibbles (first half low).
-    Q4_1,
-    /// 32 weights in 34 bytes: f16 scale, 32 signed bytes.
-    Q8_0,
-    /// 16-bit brain floats.
-    BF16,
-}
-
-impl Kind {
-    /// The `ggml_type` number.
-    pub fn id(self) -> u32 {
-        match self {
-            Kind::F32 => 0,
-            Kind::F16 => 1,
-            Kind::Q4_1 => 3,
-            Kind::Q8_0 => 8,
-            Kind::BF16 => 30,
-        }
-    }
-
-    /// Weights and bytes of one block.
-    pub fn block(self) -> (u64, u64) {
-        match self {
-            Kind::F32 => (1, 4),
-            Kind::F16 | Kind::BF16 => (1, 2),
-            Kind::Q4_1 => (32, 20),
-            Kind::Q8_0 => (32, 34),
-        }
-    }
-
-    /// Bytes of a tensor of these dimensions; `None` when a row is no whole number of blocks, or
-    /// on overflow.
-    pub fn tensor_bytes(self, dimensions: &[u64]) -> Option<u64> {
-        let (weights, bytes) = self.block();
-        let (row, rows) = dimensions.split_first()?;
-        if !row.is_multiple_of(weights) {
-            return None;
-        }
-        let start = (row / weights).checked_mul(bytes)?;
-        rows.iter().try_fold(start, |total, &dimension| total.checked_mul(dimension))
-    }
-}
-
-/// A metadata value.
+/// A metadata value to write, with the width that llama.cpp asks for.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Value {
@@ -175,8 +122,8 @@ fn encode_string(value: &str, out: &mut Vec<u8>) {
 pub struct Declaration {
     /// Its name, at most 63 bytes.
     pub name: String,
-    /// How it is stored.
-    pub kind: Kind,
+    /// How it is stored: elements or blocks that GGUF has a number for.
+    pub dtype: Dtype,
     /// Its dimensions, innermost first; one to four.
     pub dimensions: Vec<u64>,
 }
@@ -229,7 +176,7 @@ fn encode_tensors(tensors: &[Declaration], header: &mut Vec<u8>) -> Result<Vec<P
     let mut names = BTreeSet::new();
     let mut pieces = Vec::with_capacity(tensors.len());
     let mut offset = 0_u64;
-    for Declaration { name, kind, dimensions } in tensors {
+    for Declaration { name, dtype, dimensions } in tensors {
         if !names.insert(name) {
             return Err(refuse(name, "the name is taken"));
         }
@@ -239,13 +186,13 @@ fn encode_tensors(tensors: &[Declaration], header: &mut Vec<u8>) -> Result<Vec<P
         if dimensions.is_empty() || dimensions.len() > DIMENSION_LIMIT {
             return Err(refuse(name, "one to four dimensions are possible"));
         }
-        let len_bytes = kind
-            .tensor_bytes(dimensions)
+        let id = dtype.gguf_id().ok_or_else(|| refuse(name, "GGUF has no such type"))?;
+        let len_bytes = tensor_bytes(*dtype, dimensions)
             .ok_or_else(|| refuse(name, "a row is no whole number of blocks, or it is too long"))?;
         encode_string(name, header);
         header.extend((dimensions.len() as u32).to_le_bytes());
         dimensions.iter().for_each(|dimension| header.extend(dimension.to_le_bytes()));
-        header.extend(kind.id().to_le_bytes());
+        header.extend(id.to_le_bytes());
         header.extend(offset.to_le_bytes());
         let padding_bytes = padding(len_bytes, ALIGNMENT_BYTES);
         offset = len_bytes
@@ -255,6 +202,13 @@ fn encode_tensors(tensors: &[Declaration], header: &mut Vec<u8>) -> Result<Vec<P
         pieces.push(Piece { name: name.clone(), len_bytes, padding_bytes });
     }
     Ok(pieces)
+}
+
+/// Bytes of a tensor of these dimensions, innermost first.
+fn tensor_bytes(dtype: Dtype, dimensions: &[u64]) -> Option<u64> {
+    let shape: Option<Vec<usize>> =
+        dimensions.iter().rev().map(|&dimension| usize::try_from(dimension).ok()).collect();
+    dtype.tensor_bytes(&shape?)
 }
 
 fn refuse(name: &str, detail: &str) -> Error {
