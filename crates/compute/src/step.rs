@@ -210,8 +210,8 @@ impl AttentionShape {
     }
 }
 
-/// What a gated delta net layer is made of, besides its projections.
-#[derive(Clone, Debug)]
+/// The numbers of a gated delta net layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {
     /// Key (and query) heads.
     pub key_heads: usize,
@@ -223,6 +223,13 @@ pub struct DeltaShape {
     pub value_dim: usize,
     /// Taps of the causal convolution.
     pub taps: usize,
+}
+
+/// What a gated delta net layer is made of, besides its projections.
+#[derive(Clone, Debug)]
+pub struct DeltaLayer {
+    /// Its numbers.
+    pub shape: DeltaShape,
     /// `[taps, channels]`
     pub conv_weight: Vector,
     /// `[value_heads]`: `-exp(A_log)`.
@@ -235,6 +242,11 @@ impl DeltaShape {
     /// Channels of the convolution: queries, keys and values.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Values of a row of the output.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
     }
 
     /// Floats of the matrix state, [value_heads, key_dim, value_dim].
@@ -403,7 +415,7 @@ pub trait Step {
         qkv: Tensor,
         a: Tensor,
         b: Tensor,
-        shape: &DeltaShape,
+        layer: &DeltaLayer,
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) -> Tensor;
@@ -412,9 +424,9 @@ pub trait Step {
     /// Runs rows of a tape through a layer's states, which are updated; nothing comes out.
     fn replay(
         &mut self,
-        layer: usize,
+        index: usize,
         tape: &Tape,
-        shape: &DeltaShape,
+        layer: &DeltaLayer,
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     );

@@ -87,7 +87,7 @@ fn choose(job: &mut Job, logits: &[f32]) -> Result<Sampled> {
     })
 }
 
-/// A token that an answer may go on with after `ahead` drafted ones, by the logits of another model, and its probability.
+/// A token that an answer may continue with after `ahead` drafted ones, by the logits of another model, and its probability.
 ///
 /// A token that will be drawn is drawn here with the same random number, over the same order of tokens: the more
 /// alike the two distributions are, the more often both draws are the same token. So drafts of sampled answers are

@@ -69,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// What the rounds of single answers were like since it was asked last; none were kept before the first time.
+    /// The rounds of single answers since the last call; none are kept before the first one.
     pub fn take_rounds(&mut self) -> Vec<LoggedRound> {
         self.pool.drafter_mut().map(|(drafter, _)| drafter.take_log()).unwrap_or_default()
     }
@@ -127,7 +127,7 @@ impl Engine {
         self.queue.pause(id);
     }
 
-    /// Goes on with a request that was paused; like one that has just come if it lost its place.
+    /// Continues a request that was paused; if it was preempted meanwhile, it is queued like a new one.
     pub fn resume(&mut self, id: RequestId) {
         self.queue.resume(id);
     }
@@ -169,7 +169,7 @@ impl Engine {
         // Which requests have a sequence.
         self.queue.drop_cancelled(&mut self.pool, &mut events);
         self.queue.admit(&mut self.pool, &mut self.counters, &mut events);
-        // How many rows each has, and which tokens it may go on with.
+        // How many rows each has, and which tokens it may continue with.
         let is_decoding = self.schedule();
         let draft_seconds = self.draft(is_decoding);
         // Pages for all rows of the batch.
@@ -439,7 +439,7 @@ struct Seconds {
     draft_seconds: f64,
 }
 
-/// Events of requests that go on: how far prompts came, then tokens.
+/// Events of requests that continue: prompt progress first, then tokens.
 fn events_of(outcomes: Vec<Outcome>) -> Vec<Event> {
     let read = outcomes.iter().filter_map(|outcome| {
         let (done, total, cached) = outcome.read?;

@@ -17,7 +17,7 @@ pub enum Error {
     #[error(transparent)]
     Sampling(#[from] crate::SampleError),
     /// A step failed as a whole, and with it everything that was in it.
-    #[error("the model could not go on: {message}")]
+    #[error("the model could not continue: {message}")]
     Step {
         /// What happened.
         message: String,
@@ -25,7 +25,7 @@ pub enum Error {
     /// The answer cannot follow its grammar.
     #[error(transparent)]
     Constraint(#[from] grammar::ConstraintError),
-    /// The model cannot do what a field of the request asks for.
+    /// The model cannot do what a field of the request specifies.
     #[error("{field}: {reason}")]
     Field {
         /// The field.

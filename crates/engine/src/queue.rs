@@ -1,4 +1,4 @@
-//! Requests: those that wait, those that run, and those that are set aside.
+//! Requests: those that wait, those that run, and those that are preempted.
 //!
 //! Which requests are admitted, and which give way, is decided in `admission`.
 

@@ -1,4 +1,4 @@
-//! What an engine is asked, and what it tells: requests, events, and what a request took.
+//! The input and output of an engine: requests, events, and what a request used.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use grammar::Constraint;
 use crate::Error;
 use crate::sampler::{Sampled, SamplingParams};
 
-/// What is asked for.
+/// One request.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Tokens before the answer.
@@ -47,7 +47,7 @@ pub enum Event {
     Token {
         /// Whose.
         id: RequestId,
-        /// The token, and its probabilities if they were asked for.
+        /// The token, and its probabilities if they were requested.
         sampled: Sampled,
     },
     /// An answer is complete.
@@ -59,7 +59,7 @@ pub enum Event {
         /// What it took.
         usage: Usage,
     },
-    /// A request cannot go on; the others do.
+    /// A request cannot continue; the others do.
     Failed {
         /// Whose.
         id: RequestId,

@@ -222,7 +222,7 @@ impl TokenCounts {
 pub struct Sampled {
     /// The token.
     pub token: u32,
-    /// Its log-probability, if log-probabilities were asked for.
+    /// Its log-probability, if log-probabilities were requested.
     pub logprob: Option<f32>,
     /// The likeliest tokens and their log-probabilities, descending.
     pub top: Vec<(u32, f32)>,

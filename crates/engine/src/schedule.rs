@@ -90,7 +90,7 @@ impl Pace {
 
     /// Learns from a step that had so many rows of prompts.
     pub(crate) fn observe(&mut self, rows: usize, seconds: f64) {
-        // A handful of rows tells how long a step takes, not how many more it could have had.
+        // A handful of rows shows how long a step takes, not how many more it could have had.
         if rows < BLOCK / 2 || seconds <= 0.0 {
             return;
         }

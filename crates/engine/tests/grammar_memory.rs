@@ -1,4 +1,4 @@
-//! Grammars take no more memory than they are granted, whatever they ask for.
+//! Grammars take no more memory than they are granted, whatever they request.
 //!
 //! A binary of its own, since its allocator counts.
 

@@ -228,7 +228,7 @@ fn usual_schemas_are_taken() {
     take(json!({
         "type": "object", "default": {"$ref": "#/none"}, "properties": {"default": {"const": {"$ref": "#/none"}}},
     }));
-    // A tree, and options that a constant tells apart behind references.
+    // A tree, and options that a constant distinguishes behind references.
     take(json!({
         "$defs": {"tree": {
             "type": "object",

@@ -1,5 +1,5 @@
-//! Many requests at once: whatever company a request has, whatever is cached, paused, cancelled or preempted around
-//! it, it says what it says alone; and everything it held is given back.
+//! Many requests at once: whichever requests share its batch, whatever is cached, paused, cancelled or preempted around
+//! it, a request gets the answer that it gets alone; and everything it held is released.
 
 #![allow(
     clippy::unwrap_used,
@@ -289,7 +289,7 @@ fn company_never_changes_an_answer() {
             cached += counters.prompt_tokens_cached;
         }
         println!("{model}: {preemptions} preemptions, {cached} tokens cached");
-        // Else nothing was tried. (Windows of 48 positions never fill a pool; Pebble is asked less.)
+        // Else nothing was tried. (Windows of 48 positions never fill a pool; Pebble gets fewer requests.)
         let may_lack = model == SLIDING || model == PEBBLE;
         assert!(preemptions > 0 || may_lack, "{model} was never short of pages");
         assert!(cached > 100, "{model} reused {cached} tokens");
@@ -375,7 +375,7 @@ fn a_question_of_one_line_is_remembered() {
         let (answer, usage) = world.serve(&ask(2));
         assert_eq!(usage.cached_tokens, 16, "{model}");
         assert_eq!(answer, world.alone(&ask(2)), "{model}");
-        // The next turn, which does not tell how the last was answered.
+        // The next turn, which does not say how the last was answered.
         let second = greedy(join(&[&first[..16], &tokens(2, 9)]), 10);
         let (answer, usage) = world.serve(&second);
         assert_eq!(usage.cached_tokens, 16, "{model}");

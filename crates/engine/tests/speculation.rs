@@ -1,4 +1,4 @@
-//! Speculation changes nothing but speed: whatever drafts, resident or streamed, alone or in company, an answer is the one
+//! Speculation changes nothing but speed: whatever drafts, resident or streamed, alone or in a batch, an answer is the one
 //! of plain decoding, and recurrent states are the same to the bit after drafts were thrown away.
 
 #![allow(

@@ -2,9 +2,9 @@
 //!
 //! Slots that keep experts are in lists, one for each layer, and of a list the least recently used
 //! expert leaves. So a layer finds some of its experts again however many the other layers want in
-//! between. Besides, lists of a class share staging slots, which experts pass through unkept.
+//! between. In addition, lists of a class share staging slots, which experts pass through without being kept.
 //!
-//! The bank asks it for a schedule of a whole visit at once: hits first, then each miss with the slot it
+//! The bank requests a schedule of a whole visit at once: hits first, then each miss with the slot it
 //! takes, and the earlier step that must have left that slot where a visit wants more experts than
 //! there are slots. So what happens depends on the order of visits alone, never on which read lands
 //! first, and the simulator, which runs this same code, counts what the live bank counts.
@@ -362,7 +362,7 @@ impl Cache {
         staged
     }
 
-    /// Gives a staging slot to an expert that may be wanted next. `is_free` is asked about a slot and the
+    /// Gives a staging slot to an expert that may be wanted next. `is_free` is called with a slot and the
     /// step of the last visit that used it.
     pub fn stage(&mut self, key: u32, is_free: impl Fn(u32, Option<u32>) -> bool) -> Option<u32> {
         if self.place[key as usize] != NONE || self.staged_in(key).is_some() {
@@ -420,7 +420,7 @@ impl Cache {
         list.slot_count() == 1 && staging.all(|&slot| self.slots[slot as usize].aside)
     }
 
-    /// A slot that was set aside can be used again.
+    /// A slot that was taken out of use can be used again.
     pub fn put_back(&mut self, slot: u32) {
         let CacheSlot { list, staging, aside, .. } = self.slots[slot as usize];
         if !aside {

@@ -113,7 +113,7 @@ pub(super) fn check_schedule(cache: &Cache, steps: &[VisitStep], keys: &[u32]) {
             assert_eq!(step.after, None);
         }
     }
-    // Carried out in the order it asks for, each slot ends with what the cache says it keeps.
+    // Carried out in the order of the schedule, each slot ends with what the cache says it keeps.
     for slot in 0..cache.slot_count() as u32 {
         let last = steps.iter().rfind(|step| step.slot == slot);
         if let (Some(last), Some(key)) = (last, cache.content(slot)) {
@@ -152,7 +152,7 @@ pub(super) fn partitions() -> impl Strategy<Value = Partition> {
     })
 }
 
-/// Who wants each of the keys of a visit; often rows that are certain.
+/// The rows that want each of the keys of a visit; often rows that are certain.
 pub(super) fn trials() -> impl Strategy<Value = Vec<Trial>> {
     let trial = (0..4_u8, 1..256_u64).prop_map(|(depth, rows)| match depth {
         0 => Trial::default(),
@@ -161,7 +161,7 @@ pub(super) fn trials() -> impl Strategy<Value = Vec<Trial>> {
     prop::collection::vec(trial, KEYS as usize)
 }
 
-/// For each visit, who wants its keys where rows are drafted, and the verdict after it if there is one.
+/// For each visit, the rows that want its keys where rows are drafted, and the verdict after it if there is one.
 fn drafts() -> impl Strategy<Value = Vec<(Option<Vec<Trial>>, Option<u64>)>> {
     prop::collection::vec((prop::option::of(trials()), prop::option::of(0..256_u64)), 60)
 }

@@ -1,7 +1,7 @@
 //! Files that can be read at any position, whatever holds them.
 //!
 //! A device knows nothing of experts, slots or queues. One call is one attempt: it may bring fewer
-//! bytes than asked for, and it may fail; the reader above decides what that means.
+//! bytes than requested, and it may fail; the reader above decides what that means.
 
 mod faulty;
 mod files;

@@ -47,7 +47,7 @@ pub enum Error {
     /// The operating system refused memory.
     #[error("cannot allocate {bytes} bytes for expert slots")]
     Memory {
-        /// How much was asked for.
+        /// How much was requested.
         bytes: usize,
         /// The system's answer.
         #[source]

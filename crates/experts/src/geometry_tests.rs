@@ -157,7 +157,7 @@ fn two_sizes_share_a_budget_by_the_bytes_of_their_experts() {
         (kept + staging) as u64 * geometry.classes()[class].slot_bytes as u64
     };
     let slots = geometry.fit(geometry.least_bytes() + (100 << 20)).unwrap();
-    // 128 small experts and 64 large ones: two fifths and three fifths of what nobody needs.
+    // 128 small experts and 64 large ones: two fifths and three fifths of what is left over.
     let rest = |class: usize| {
         let Class { experts_per_token, slot_bytes, .. } = geometry.classes()[class];
         bytes(&slots, class) - (experts_per_token * slot_bytes) as u64

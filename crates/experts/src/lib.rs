@@ -1,4 +1,4 @@
-//! Expert weights under a byte budget: read from the disk into slots as tokens ask for them.
+//! Expert weights under a byte budget: read from the disk into slots as tokens need them.
 //!
 //! [`StreamedBank`] is what a model sees: a [`compute::ExpertBank`] like the resident one. Below it a
 //! pure replacement policy ([`cache`]) says which slot an expert lives in, and a [`reader`] brings its

@@ -1,4 +1,4 @@
-//! The disk's own rate: reads as misses make them, with nothing else going on.
+//! The disk's own rate: reads as misses make them, with nothing else running.
 //!
 //! They land where those of misses land, in slots all over the arena, which then get back what they held. A small buffer
 //! that is read into again and again is the better target: on a virtual machine's disk 32 MiB were filled at 3.6 GB/s where
@@ -147,7 +147,7 @@ impl PlainReader {
                 }
             })
         };
-        // As the bank reads now, which is not as it was asked where io_uring has failed.
+        // As the bank reads now, which is not as configured where io_uring has failed.
         let method = Method { queue: bank.reader.queue(), ..bank.options().method };
         let reader = DiskReader::start_or_by_threads(Arc::clone(&bank.device), method, done)?;
         Ok(PlainReader { reader, landing })

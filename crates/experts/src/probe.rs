@@ -264,7 +264,7 @@ impl Course<'_> {
         files.sort_unstable_by_key(|file| file.0);
         files.dedup();
         files.iter().for_each(|&file| device.forget_file(file));
-        // Asking may bring the page in: one of each sample, and not of all samples.
+        // The query may bring the page in: one of each sample, and not of all samples.
         let next = self.samples.iter().cycle().skip(self.next % self.samples.len());
         let mut asked = next.take(ASKED_SAMPLES.min(self.samples.len()));
         asked.any(|&(file, offset, len)| device.may_be_cached(file, offset + len as u64 / 2))
@@ -367,7 +367,7 @@ fn run(
             break;
         }
         // Fill it with reads, one after the other. A wave is no longer than keeps the queue full, so
-        // that a slow disk is not asked for more than the time allows.
+        // that a slow disk gets no more reads than the time allows.
         reads.clear();
         let mut used = 0;
         while reads.len() < 2 * method.depth

@@ -1,12 +1,12 @@
-//! Parallel positioned reads: what is asked for lands where it is asked for, the urgent first.
+//! Parallel positioned reads: each lands in the memory that it names, the urgent first.
 //!
 //! A read is one range of one file and the memory it goes to. At most `depth` of them are under way;
 //! the rest wait, demand before read-ahead, each kind in the order it came. Two queues do the work:
 //! threads with positioned reads, which run everywhere, and io_uring, which gives way to threads once it
 //! fails. Both share what is here: the backlog, the rules of continuing a short transfer, and the counters.
 //!
-//! Invariant: every read that has begun is done before its reader is gone, so its memory is written by
-//! nobody afterwards.
+//! Invariant: every read that has begun is done before its reader is gone, so its memory is not
+//! written afterwards.
 
 mod statistics;
 mod threads;
@@ -47,7 +47,7 @@ pub struct Read {
     pub offset: u64,
     /// Where it lands; a multiple of [`ALIGNMENT`].
     pub target: NonNull<u8>,
-    /// How many bytes to ask for; a multiple of [`ALIGNMENT`]. More than the file has is no error.
+    /// How many bytes to request; a multiple of [`ALIGNMENT`]. More than the file has is no error.
     pub len: usize,
     /// How many bytes must come: at least one, at most `len`.
     pub needed: usize,
@@ -109,7 +109,7 @@ pub struct TraceEvent {
     pub file: FileIndex,
     /// The first byte.
     pub offset: u64,
-    /// The bytes asked for.
+    /// The bytes requested.
     pub len: usize,
     /// The caller's mark.
     pub ticket: u64,
@@ -193,7 +193,7 @@ impl DiskReader {
     /// was dropped.
     ///
     /// # Panics
-    /// When a read is not aligned, or asks for nothing or for more than [`READ_LIMIT_BYTES`].
+    /// When a read is not aligned, or requests nothing or more than [`READ_LIMIT_BYTES`].
     pub unsafe fn submit(&self, reads: &[Read], priority: Priority) {
         for read in reads {
             let places = [read.offset, read.target.addr().get() as u64, read.len as u64];
@@ -277,9 +277,9 @@ impl ReaderCore {
         }
     }
 
-    /// Tells that a read is done. What came counts only if the file was not changed before it came:
+    /// Reports that a read is done. What came counts only if the file was not changed before it came:
     /// a writer to a file changes its identity first. A listener that panics has lost its read;
-    /// the others go on.
+    /// the others continue.
     fn tell(&self, Read { file, ticket, .. }: Read, result: Result<()>) {
         let result = result.and_then(|()| self.device.check_unchanged(file));
         if catch_unwind(AssertUnwindSafe(|| (self.done)(ticket, result))).is_err() {

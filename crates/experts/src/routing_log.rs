@@ -2,7 +2,7 @@
 //!
 //! The first line is a JSON object with the sizes; every other line is `layer rows expert expert …`, the
 //! most used expert first. An expert that drafted rows alone want is `expert:depth:rows`, its rows bit by
-//! bit in hexadecimal, and after the last layer of their step a line `accepted rows` tells which were right.
+//! bit in hexadecimal, and after the last layer of their step a line `accepted rows` says which were right.
 //! Version 1 knew no drafted rows and is read as well.
 
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// The form of today.
 pub const LOG_VERSION: u32 = 2;
 
-/// What a line begins with that tells which drafted rows were right.
+/// What a line begins with that says which drafted rows were right.
 const VERDICT: &str = "accepted";
 
 /// Bytes no line has: a prompt that wants every expert of a large layer, or the header of many layers.

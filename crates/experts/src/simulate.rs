@@ -108,7 +108,7 @@ pub fn run(
     })
 }
 
-/// What the disk is asked for when an expert is missed: a slot's worth, with the ends of its blocks.
+/// What is read from the disk when an expert is missed: a slot's worth, with the ends of its blocks.
 fn missed_bytes(header: &Header, visit: &LoggedVisit) -> u64 {
     header.layers[visit.layer].map_or(0, |layer| layer.slot_bytes as u64)
 }

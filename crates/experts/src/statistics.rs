@@ -32,7 +32,7 @@ impl Statistics {
 /// Depths of drafted rows that are counted apart; deeper ones count with the deepest.
 const DEPTHS: usize = 17;
 
-/// What was wanted and missed since it was last asked for.
+/// What was wanted and missed since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missed {
     /// Bytes that had to be read, by the least depth of the rows that wanted them: 0 for rows that are

@@ -76,7 +76,7 @@ impl Grammars {
     }
 
     /// Compiles a grammar: some milliseconds, for the worst that is allowed some hundreds. The last few are kept,
-    /// for clients that ask for the same again and again.
+    /// for clients that send the same one repeatedly.
     pub fn compile(
         &self,
         grammar: &Grammar,

@@ -23,7 +23,7 @@ impl Constraint {
         Constraint { shared: Arc::clone(shared), slot: Arc::new(slot), mask: None }
     }
 
-    /// Another answer that goes on from here on its own: compile once, fork for every choice.
+    /// Another answer that continues from here on its own: compile once, fork for every choice.
     pub fn fork(&self) -> Result<Constraint, ConstraintError> {
         let standing = self.shared.workers.fork(&self.slot)?;
         Ok(Constraint::new(&self.shared, standing))

@@ -49,7 +49,7 @@ pub enum GrammarError {
     },
 }
 
-/// Why an answer cannot go on.
+/// Why an answer cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConstraintError {

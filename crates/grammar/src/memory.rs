@@ -1,4 +1,4 @@
-//! The memory of grammars: asked for before it is taken, counted by what the library says it holds.
+//! The memory of grammars: reserved before it is taken, counted by what the library says it holds.
 //!
 //! Compiled grammars that are kept for later requests give way first.
 

@@ -23,7 +23,7 @@ struct Toy {
 }
 
 impl Toy {
-    /// Besides the tokens: `<|end|>`, `<|tool|>`, which ends an answer as well if `two_ends`, and three rows
+    /// In addition to the tokens: `<|end|>`, `<|tool|>`, which ends an answer as well if `two_ends`, and three rows
     /// that belong to no token.
     fn new(tokens: impl IntoIterator<Item = Vec<u8>>, two_ends: bool) -> Toy {
         let tokens: BTreeSet<Vec<u8>> = tokens.into_iter().collect();

@@ -63,7 +63,7 @@ impl Standing {
         self.holding.bytes()
     }
 
-    /// A copy that goes on from here on its own.
+    /// A copy that continues from here on its own.
     pub(crate) fn fork(&self, memory: &Memory) -> Result<Standing, ConstraintError> {
         let holding = memory.hold(self.state.bytes())?;
         let (settled, slow) = (self.settled.clone(), self.slow);
@@ -84,7 +84,7 @@ impl Standing {
         };
         self.settled = match result {
             Err(error) if self.state.let_go() => {
-                tracing::debug!("an answer goes on without its grammar: {error}");
+                tracing::debug!("an answer continues without its grammar: {error}");
                 let _ = memory.resize(&mut self.holding, self.state.bytes());
                 Settled { mask: None, is_complete: false }
             }
@@ -128,7 +128,7 @@ impl WorkerSlot {
         WorkerSlot::of(Work::Idle(Box::new(standing)), cancellation)
     }
 
-    /// An answer that cannot go on.
+    /// An answer that cannot continue.
     pub(crate) fn over(error: ConstraintError) -> WorkerSlot {
         WorkerSlot::of(Work::Over(error), CancellationHandle::default())
     }
@@ -196,7 +196,7 @@ fn settle(state: &mut GrammarState, tokens: &[u32]) -> Result<Settled, Constrain
     Ok(Settled { mask, is_complete: state.is_complete() })
 }
 
-/// Time that this thread has had a core; where the system does not tell, the time on the clock.
+/// Time that this thread has had a core; where the system does not report it, the time on the clock.
 fn processor_time() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok();

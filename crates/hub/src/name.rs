@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_folders_go_both_ways() {
+    fn cache_folders_convert_in_both_directions() {
         for name in ["gpt2", "org/repo", "org/re-po.1"] {
             let folder = Name::parse(name).unwrap().cache_folder();
             assert_eq!(Name::from_cache_folder(&folder).as_deref(), Some(name));

@@ -12,8 +12,8 @@ pub fn is_advertised() -> bool {
     tiles::is_advertised()
 }
 
-/// Whether AMX-INT8 is usable in this process. Asks for the permission and tests it once, in about a
-/// millisecond (a fork of a small process); ask before filling memory. Later calls read the answer.
+/// Whether AMX-INT8 is usable in this process. Requests the permission and tests it once, in about a
+/// millisecond (a fork of a small process); call it before filling memory. Later calls read the answer.
 pub fn is_usable() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
     *USABLE.get_or_init(tiles::detect)
@@ -74,7 +74,7 @@ mod tiles {
             && xcr0 & XTILECFG_AND_XTILEDATA == XTILECFG_AND_XTILEDATA
     }
 
-    /// Asks Linux to save the 8 KiB of tile state for this process. Asking twice is harmless.
+    /// Asks Linux to save the 8 KiB of tile state for this process. A second call is harmless.
     fn request_permission() -> bool {
         // SAFETY: these arguments touch no memory.
         let result =
@@ -321,7 +321,7 @@ mod tiles {
     }
 }
 
-/// Only Linux on x86-64 has both the instructions and a way to ask for them.
+/// Only Linux on x86-64 has both the instructions and a way to request them.
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 mod tiles {
     pub(super) fn is_advertised() -> bool {

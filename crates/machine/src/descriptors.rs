@@ -1,10 +1,10 @@
 //! How many files and connections this program may have open.
 //!
-//! Systems give a program few of them unless it asks for more: 1,024 on most Linux systems, 256 on macOS.
+//! Systems give a program few of them unless it requests more: 1,024 on most Linux systems, 256 on macOS.
 
 use crate::system;
 
-/// Files and connections that may be open, once as many as `wanted` have been asked for; `None` where there is no limit.
+/// Files and connections that may be open, after `wanted` of them have been requested; `None` where there is no limit.
 /// It is never less than before, and less than `wanted` where the system grants no more.
 pub fn ask_for(wanted: u64) -> Option<u64> {
     let now = system::open_file_limit()?;

@@ -48,8 +48,8 @@ impl Disk {
     }
 }
 
-/// Forgets what the page cache holds of a file, so that the next read asks the disk. Only pages that are
-/// written already can be forgotten: synchronise first. Where the system has no such call, nothing happens.
+/// Forgets what the page cache holds of a file, so that the next read goes to the disk. Only pages that are
+/// written already can be forgotten: synchronize first. Where the system has no such call, nothing happens.
 pub fn forget_cached(file: &File) -> std::io::Result<()> {
     system::forget_cached(file)
 }

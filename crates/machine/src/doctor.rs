@@ -118,7 +118,7 @@ fn instruction_sets(facts: &Facts) -> Check {
 fn memory(memory: Option<&Memory>) -> Check {
     let Some(memory) = memory else {
         let hint = "say how much to use with --memory, for example --memory 16G";
-        return Check::warn("memory", "this system does not tell its memory".to_owned(), hint);
+        return Check::warn("memory", "this system does not report its memory".to_owned(), hint);
     };
     let budget_bytes = memory.budget_bytes();
     let detail = format!(

@@ -32,7 +32,7 @@ pub struct Facts {
     pub caches: Vec<Cache>,
     /// Whether anonymous memory can have huge pages.
     pub huge_pages: HugePages,
-    /// Memory, if the system tells.
+    /// Memory, if the system reports it.
     pub memory: Option<Memory>,
 }
 
@@ -51,7 +51,7 @@ pub struct Cache {
 pub enum HugePages {
     /// All memory gets them.
     Always,
-    /// Memory that asks gets them, as [`crate::pages::Pages`] does.
+    /// Memory that requests them gets them, as [`crate::pages::Pages`] does.
     Madvise,
     /// Switched off.
     Never,

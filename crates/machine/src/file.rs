@@ -2,7 +2,7 @@
 //!
 //! A name may lead to a pipe, a device or a file that grows, directly or by links. Only a regular file is
 //! opened, which the open handle itself confirms, and what is read whole is counted as it comes: the length
-//! that the system tells is a hint for the buffer. Only a name that leads nowhere counts as absent; every
+//! that the system reports is a hint for the buffer. Only a name that leads nowhere counts as absent; every
 //! other failure is reported.
 
 use std::fs::{File, OpenOptions};
@@ -31,7 +31,7 @@ pub enum Refusal {
 /// Opens a regular file and gives its length; `None` when there is none at `path`.
 pub fn open(path: &Path) -> Result<Option<(File, u64)>, Refusal> {
     let failed = |source| Refusal::Io { operation: "open", source };
-    // Asked before opening, since opening some devices does something.
+    // Checked before opening, since opening some devices does something.
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => return Err(Refusal::NotAFile),
         Ok(_) => {}
@@ -58,7 +58,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Refusal> {
         return Err(Refusal::TooLarge);
     }
     let mut bytes = Vec::with_capacity(len_bytes.min(RESERVED_BYTES) as usize);
-    // One more than the limit, to tell a file that is full from one that goes on.
+    // One more than the limit, to distinguish a file that is full from one that continues.
     let read = file.take(limit.saturating_add(1)).read_to_end(&mut bytes);
     read.map_err(|source| Refusal::Io { operation: "read", source })?;
     if bytes.len() as u64 > limit {

@@ -1,6 +1,6 @@
 //! This computer: cores and instruction sets, memory and its limits, huge pages, disk, and what day it is.
 //!
-//! Everything here asks the operating system and answers in plain numbers; only [`mod@thread`] and [`mod@file`] tell it something.
+//! Everything here queries the operating system and returns plain numbers; only [`mod@thread`] and [`mod@file`] change something.
 //! Nothing here knows about models, and nothing here decides what to do with an answer: `engine` plans,
 //! `compute` picks kernels.
 //! Invariant: a question that this system cannot answer gives `None` or a portable fallback, never a panic.
@@ -21,16 +21,16 @@ pub mod thread;
 
 use std::path::PathBuf;
 
-/// The result of asking this computer for something.
+/// The result of a request to this computer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong when asking this computer for something.
+/// What can go wrong with a request to this computer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The system refused to map anonymous memory.
     #[error("could not map {len_bytes} bytes of memory")]
     Map {
-        /// How much was asked for.
+        /// How much was requested.
         len_bytes: usize,
         /// What the system said.
         source: std::io::Error,
@@ -52,9 +52,9 @@ pub enum Error {
         expected: &'static str,
     },
     /// This operating system did not answer.
-    #[error("this system does not tell {what}")]
+    #[error("this system does not report {what}")]
     Unknown {
-        /// What was asked.
+        /// What was requested.
         what: &'static str,
     },
     /// A name that is not an instruction set.

@@ -1,7 +1,7 @@
 //! How much memory there is, how much of it we may take, and how much we hold.
 //!
 //! The machine's own numbers are not the whole answer: a container's limit is often far below them, and
-//! past it the kernel kills without asking. So [`Memory`] carries both, and [`Memory::budget_bytes`] is the
+//! past it the kernel kills without warning. So [`Memory`] carries both, and [`Memory::budget_bytes`] is the
 //! one place that turns them into a promise. Swap is reported but never counted on.
 
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Asks the system now.
+    /// Queries the system now.
     pub fn read() -> Result<Memory> {
         system::memory()
     }
@@ -173,7 +173,7 @@ mod tests {
         pages.prefault();
         let after = usage();
         let own_bytes = match cfg!(windows) {
-            // Which part is our own it does not tell.
+            // It does not report which part is our own.
             true => after.resident_bytes,
             false => after.anonymous_bytes,
         };

@@ -1,6 +1,6 @@
 //! Anonymous memory straight from the system: zeroed, page-aligned, untouched until written.
 //!
-//! Blocks of 2 MiB and more start on a 2 MiB boundary and ask for transparent huge pages, which is what lets
+//! Blocks of 2 MiB and more start on a 2 MiB boundary and request transparent huge pages, which is what lets
 //! a core stream weights without spending its time on address translation. Smaller blocks lie side by side in a
 //! shelf of such pages. The request is advice: where the system has no huge pages the memory works the same, only
 //! slower.
@@ -190,7 +190,7 @@ mod map {
     #[cfg(not(target_os = "linux"))]
     fn advise_huge(_start: NonNull<u8>, _len_bytes: usize) {}
 
-    /// Asks the system to make the range resident; false if it cannot (Linux before 5.14, other systems).
+    /// Requests that the system make the range resident; false if it cannot (Linux before 5.14, other systems).
     #[cfg(target_os = "linux")]
     pub(super) fn populate(start: NonNull<u8>, len_bytes: usize) -> bool {
         use rustix::mm::{Advice, madvise};

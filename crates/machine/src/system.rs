@@ -1,7 +1,7 @@
-//! What each operating system is asked: one file for each, with the same functions in all.
+//! The queries to each operating system: one file for each, with the same functions in all.
 //!
 //! Answers come back in the types of [`crate::memory`], [`crate::facts`] and [`crate::disk`]; what a
-//! system does not tell is `None`, zero or empty. Nothing else in this crate knows which system it is
+//! system does not report is `None`, zero or empty. Nothing else in this crate knows which system it is
 //! on, but for the two that need different instructions or mappings: [`crate::amx`], [`crate::pages`].
 
 #[cfg(target_os = "linux")]

@@ -46,7 +46,7 @@ pub enum SegmentKind {
 /// Which rows of a segment go through the output head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
-    /// None: the prompt goes on in the next chunk.
+    /// None: the prompt continues in the next chunk.
     None,
     /// The last row.
     Last,

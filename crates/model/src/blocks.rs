@@ -4,7 +4,7 @@ pub(crate) mod gemma;
 
 use std::sync::Arc;
 
-use compute::{Activation, AttentionShape, Rope, RouterShape};
+use compute::{Activation, AttentionShape, DeltaShape, Rope, RouterShape};
 use serde_json::Value;
 
 use crate::spec::{
@@ -43,7 +43,7 @@ impl Frame {
     /// Gemma's: the embedding table is the output head too, and published configs leave out what is usual.
     pub(crate) fn gemma(tensors: &Tensors<'_>, default_vocab: usize) -> Result<Frame> {
         let config = tensors.checkpoint().config();
-        // Encoders look both ways; `vision` is about the tokens of images.
+        // Encoders are bidirectional; `vision` is about the tokens of images.
         let key = "use_bidirectional_attention";
         if config.bool(key) == Some(true) || config.str(key) == Some("all") {
             let (expected, got) = ("a model that looks back only".into(), "all".into());
@@ -252,46 +252,31 @@ pub(crate) fn attention(
     }))
 }
 
-/// What gated delta net layers of one model have in common.
-#[derive(Clone, Debug)]
-pub(crate) struct Delta {
-    pub(crate) key_heads: usize,
-    pub(crate) value_heads: usize,
-    pub(crate) key_dim: usize,
-    pub(crate) value_dim: usize,
-    pub(crate) taps: usize,
-}
-
-impl Delta {
-    pub(crate) fn from_config(tensors: &Tensors<'_>) -> Result<Delta> {
-        let config = tensors.checkpoint().config();
-        let d = Delta {
-            key_heads: config.usize("linear_num_key_heads").unwrap_or(16),
-            value_heads: tensors.count("linear_num_value_heads")?,
-            key_dim: config.usize("linear_key_head_dim").unwrap_or(128),
-            value_dim: config.usize("linear_value_head_dim").unwrap_or(128),
-            taps: config.usize("linear_conv_kernel_dim").unwrap_or(4),
-        };
-        if d.key_heads == 0 || !d.value_heads.is_multiple_of(d.key_heads) {
-            return Err(Error::Config {
-                key: "linear_num_value_heads",
-                expected: format!("a multiple of linear_num_key_heads = {}", d.key_heads),
-                got: d.value_heads.to_string(),
-            });
-        }
-        if d.taps < 2 || d.key_dim == 0 || d.value_dim == 0 {
-            return Err(Error::Config {
-                key: "linear_conv_kernel_dim",
-                expected: "at least 2, with head dimensions above 0".into(),
-                got: d.taps.to_string(),
-            });
-        }
-        Ok(d)
+/// The numbers that gated delta net layers of one model have in common.
+pub(crate) fn delta_shape(tensors: &Tensors<'_>) -> Result<DeltaShape> {
+    let config = tensors.checkpoint().config();
+    let d = DeltaShape {
+        key_heads: config.usize("linear_num_key_heads").unwrap_or(16),
+        value_heads: tensors.count("linear_num_value_heads")?,
+        key_dim: config.usize("linear_key_head_dim").unwrap_or(128),
+        value_dim: config.usize("linear_value_head_dim").unwrap_or(128),
+        taps: config.usize("linear_conv_kernel_dim").unwrap_or(4),
+    };
+    if d.key_heads == 0 || !d.value_heads.is_multiple_of(d.key_heads) {
+        return Err(Error::Config {
+            key: "linear_num_value_heads",
+            expected: format!("a multiple of linear_num_key_heads = {}", d.key_heads),
+            got: d.value_heads.to_string(),
+        });
     }
-
-    pub(crate) fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    if d.taps < 2 || d.key_dim == 0 || d.value_dim == 0 {
+        return Err(Error::Config {
+            key: "linear_conv_kernel_dim",
+            expected: "at least 2, with head dimensions above 0".into(),
+            got: d.taps.to_string(),
+        });
     }
+    Ok(d)
 }
 
 /// A gated delta net layer with separate projections below `path`.
@@ -299,7 +284,7 @@ pub(crate) fn delta(
     tensors: &Tensors<'_>,
     path: &str,
     hidden: usize,
-    d: &Delta,
+    d: &DeltaShape,
 ) -> Result<MixerSpec> {
     let linear = |name: &str, rows: usize| tensors.linear(&format!("{path}.{name}"), rows, hidden);
     let inputs = [
@@ -316,16 +301,12 @@ pub(crate) fn delta_parts(
     tensors: &Tensors<'_>,
     path: &str,
     hidden: usize,
-    d: &Delta,
+    d: &DeltaShape,
     [qkv, z, b, a]: [LinearSpec; 4],
 ) -> Result<MixerSpec> {
     let conv_shapes: [&[usize]; 2] = [&[d.channels(), 1, d.taps], &[d.channels(), d.taps, 1]];
     Ok(MixerSpec::Delta(DeltaSpec {
-        key_heads: d.key_heads,
-        value_heads: d.value_heads,
-        key_dim: d.key_dim,
-        value_dim: d.value_dim,
-        taps: d.taps,
+        shape: *d,
         qkv,
         z,
         b,

@@ -37,11 +37,11 @@ pub struct Decoder {
 /// Tensors a forward pass leaves in the step.
 #[derive(Debug)]
 pub struct Output {
-    /// `[rows asked for, vocab]`
+    /// `[rows requested, vocab]`
     pub logits: Option<Tensor>,
     /// Hidden states after each tapped layer, in the order of layers: [rows, hidden].
     pub taps: Vec<Tensor>,
-    /// Hidden states of all rows after the last norm, [rows, hidden], if the batch asks for them.
+    /// Hidden states of all rows after the last norm, [rows, hidden], if the batch requests them.
     pub hidden: Option<Tensor>,
 }
 

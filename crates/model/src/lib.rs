@@ -2,7 +2,7 @@
 //!
 //! `arch/` has one file per `model_type`; each turns a config into a [`DecoderSpec`], plain data that
 //! says which weights there are and how the blocks are put together. [`Decoder`] loads a spec and
-//! runs it. Nothing here reads quantised bytes or knows whether an expert is in memory or on a disk.
+//! runs it. Nothing here reads quantized bytes or knows whether an expert is in memory or on a disk.
 
 #![forbid(unsafe_code)]
 

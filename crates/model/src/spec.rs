@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use checkpoint::{ExpertLayout, LinearSlice, Projection, Tensor};
 use compute::memory::{KvCode, KvFormat};
-use compute::{Activation, AttentionShape, Rope, RouterShape};
+use compute::{Activation, AttentionShape, DeltaShape, Rope, RouterShape};
 use state::{LayerKind, LayerPages, Layout, PageGroup};
 
 use crate::{Result, residual};
@@ -155,16 +155,8 @@ pub enum KeyValueSpec {
 /// Gated delta net.
 #[derive(Clone, Debug)]
 pub struct DeltaSpec {
-    /// Key (and query) heads.
-    pub key_heads: usize,
-    /// Value heads.
-    pub value_heads: usize,
-    /// Dimensions of a key head.
-    pub key_dim: usize,
-    /// Dimensions of a value head.
-    pub value_dim: usize,
-    /// Taps of the convolution.
-    pub taps: usize,
+    /// Its numbers.
+    pub shape: DeltaShape,
     /// All queries, all keys, all values.
     pub qkv: LinearSpec,
     /// The output gate.
@@ -183,18 +175,6 @@ pub struct DeltaSpec {
     pub dt_bias: VectorSpec,
     /// `[value_dim]`
     pub norm: VectorSpec,
-}
-
-impl DeltaSpec {
-    /// Channels of the convolution.
-    pub fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-    }
-
-    /// Floats a sequence remembers in this layer.
-    pub fn state_floats(&self) -> usize {
-        self.value_heads * self.key_dim * self.value_dim + (self.taps - 1) * self.channels()
-    }
 }
 
 /// What works on each position alone.
@@ -339,7 +319,7 @@ impl DecoderSpec {
     pub fn layout(&self, codes: &dyn Fn(usize) -> Vec<KvCode>) -> Result<Layout> {
         let kind = |(index, layer): (usize, &LayerSpec)| match &layer.mixer {
             MixerSpec::Attention(a) => a.layer_kind(&codes(index)),
-            MixerSpec::Delta(d) => LayerKind::recurrent(d.state_floats()),
+            MixerSpec::Delta(d) => LayerKind::recurrent(d.shape.state_floats()),
         };
         Ok(Layout::new(self.layers.iter().enumerate().map(kind).collect())?)
     }
@@ -412,11 +392,11 @@ impl DecoderSpec {
         // The per-layer embedding is there throughout; while it is made, once more.
         let embedding = self.per_layer.as_ref().map_or(0, |p| p.projection.rows());
         let widest = self.layers.iter().map(layer).max().unwrap_or(0).max(embedding);
-        // Besides: the stream itself, the normed input and the output; each tensor starts on a line.
+        // In addition: the stream itself, the normed input and the output; each tensor starts on a line.
         embedding + widest + residual::width(self.hidden) + 2 * self.hidden + 16 * 16
     }
 
-    /// Bytes of quantised copies of the activations that one row needs at most.
+    /// Bytes of quantized copies of the activations that one row needs at most.
     pub fn quantised_bytes(&self) -> usize {
         let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.projection);
         let inputs = self.layers.iter().flat_map(LayerSpec::linears).chain(per_layer);
@@ -484,7 +464,7 @@ impl LayerSpec {
         all
     }
 
-    /// Floats of one row that live together in its wider half, besides the stream, its norm and the output.
+    /// Floats of one row that live together in its wider half, without the stream, its norm and the output.
     pub(crate) fn activation_floats(&self, hidden: usize) -> usize {
         let mixer = match &self.mixer {
             MixerSpec::Attention(a) => {
@@ -498,7 +478,7 @@ impl LayerSpec {
             MixerSpec::Delta(d) => {
                 let projected = d.qkv.rows() + d.z.rows() + d.a.rows() + d.b.rows();
                 // The output, the convolved input with the gates, the normed output.
-                projected + 2 * d.z.rows() + d.qkv.rows() + 2 * d.value_heads
+                projected + 2 * d.z.rows() + d.qkv.rows() + 2 * d.shape.value_heads
             }
         };
         let feed_forward = match &self.feed_forward {

@@ -6,7 +6,7 @@ use model::{Batch, Caching, Head, Output, Progress};
 
 use crate::{Options, Result};
 
-/// Loads the head that the options ask for.
+/// Loads the head that the options name.
 pub(crate) fn load_head(
     checkpoint: &Checkpoint,
     options: &Options,
@@ -19,7 +19,7 @@ pub(crate) fn load_head(
     Ok(Some(Head::load(checkpoint, &head.spec, store, caching, progress)?))
 }
 
-/// The batch, asking for what the head needs.
+/// The batch, with requests for what the head needs.
 pub(crate) fn asking(head: &Head, batch: &Batch) -> Batch {
     let mut batch = batch.clone();
     head.spec().features().ask(&mut batch);

@@ -1,7 +1,7 @@
 //! What a [`Runner`] does with a draft head: features out of its batches, tokens taken in, drafts.
 //!
-//! The engine's cycle is: run a batch, [`Runner::take_features`], tell [`Runner::head_take_in`] which tokens stayed,
-//! keep the last token's features, and later ask [`Runner::head_draft`] for what may come next. Nothing here decides
+//! The engine's cycle is: run a batch, [`Runner::take_features`], pass the tokens that stayed to [`Runner::head_take_in`],
+//! keep the last token's features, and later call [`Runner::head_draft`] for what may come next. Nothing here decides
 //! whether a draft pays. Invariant: drafts change speed, never text, so what cannot be drafted is simply not drafted.
 
 use compute::Features;
@@ -101,7 +101,7 @@ impl Runner {
     }
 
     /// What the head thinks will follow each sequence's token: the tokens that `choose` takes, given which draft a row of
-    /// logits is of, with what it says of them. Fewer than asked for, or none, where the head does not reach so far, has
+    /// logits is of, with what it says of them. Fewer than requested, or none, where the head does not reach so far, has
     /// not taken in the sequence, or there is no room for what it writes.
     pub fn head_draft(
         &mut self,

@@ -7,7 +7,7 @@ use model::{Decoder, Head, Pass, Segment};
 
 use crate::features;
 
-/// How the rows of logits that a batch asks for are read.
+/// How the rows of logits that a batch requests are read.
 pub enum LogitsReader<'a> {
     /// One after another: the row and its values.
     InOrder(&'a mut dyn FnMut(usize, &[f32])),
@@ -15,7 +15,7 @@ pub enum LogitsReader<'a> {
     AtOnce(&'a (dyn Fn(usize, usize, RowLogits<'_>) + Sync)),
 }
 
-/// What came of it, besides logits.
+/// The output of a pass other than logits.
 #[derive(Default)]
 pub(crate) struct PassOutput {
     /// What the head needs, by segment.
@@ -23,7 +23,7 @@ pub(crate) struct PassOutput {
     pub(crate) failures: Vec<RowFailure>,
 }
 
-/// Runs a batch as one step. A head reads features of each row besides its logits.
+/// Runs a batch as one step. A head reads features of each row in addition to its logits.
 pub(crate) fn run(
     decoder: &Decoder,
     head: Option<&Head>,

@@ -17,11 +17,11 @@ use crate::{HeadOptions, Options, Result, streaming};
 /// Name of the row that is there without a model too.
 const PROGRAM: &str = "program";
 
-/// What the program, its tokenizer and its threads take besides the model. Measured with a 35B-A3B-shaped
+/// What the program, its tokenizer and its threads take in addition to the model. Measured with a 35B-A3B-shaped
 /// model's tokenizer (248k entries) on Linux, 15 Nov 2026; rounded up.
 const PROGRAM_BYTES: u64 = 192 << 20;
 
-/// What a server keeps for each token of the vocabulary besides, so that answers can be made to follow a
+/// What a server keeps in addition for each token of the vocabulary, so that answers can be made to follow a
 /// grammar: about 130 MB more for 250,000 tokens, with the masks of a few answers. Measured on Linux,
 /// 15 Nov 2026.
 const GRAMMAR_BYTES_PER_TOKEN: u64 = 600;
@@ -92,7 +92,7 @@ pub struct PlanRequest {
     /// Whether positions are shared among the sequences, and the past is kept: what is left out below is then
     /// chosen by what there is, not by the worst case of every sequence.
     pub serving: bool,
-    /// What connections may hold besides what requests do.
+    /// What connections may hold in addition to what requests do.
     pub connection_bytes: u64,
     /// Positions over all sequences and the prefix cache, at least one sequence's.
     pub pool_tokens: Option<usize>,
@@ -445,7 +445,7 @@ impl<'a> Planner<'a> {
         Ok(rows)
     }
 
-    /// What requests need at least, or nothing that fits the context could be asked.
+    /// What requests need at least: with less, no prompt that fits the context could be taken.
     fn least_request_bytes(&self, options: &Options) -> u64 {
         let least = if self.request.serving { LEAST_REQUEST_BYTES } else { PROMPT_BYTES };
         least + self.request_bytes_per_token() * options.context as u64
@@ -557,7 +557,7 @@ impl<'a> Planner<'a> {
                 hints.push("--stream-experts auto would read experts from the disk".to_owned());
             }
             None => {}
-            // They were asked for.
+            // They were requested.
             Some(slots) if !slots.classes.is_empty() => {
                 let mega = left >> 20;
                 if geometry.fit(mega << 20).is_some() {

@@ -37,7 +37,7 @@ pub struct ExpertLoad {
     pub busy_seconds: f64,
     /// Reads that are done; an expert may take several.
     pub reads: u64,
-    /// Their latencies together, from when they were asked for.
+    /// Their latencies together, from when they were requested.
     pub latency_seconds: f64,
     /// The latency that half of them do not exceed.
     pub latency_seconds_p50: f64,

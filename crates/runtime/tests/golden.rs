@@ -1,8 +1,8 @@
 //! Logits and greedy tokens of tiny models against transformers (f32 on the dequantised weights).
 //!
 //! `testdata/make.py` made the models and the expected values; each case carries its own bar: 1e-3 of
-//! the logits' standard deviation for unquantised weights, 5e-3 (or three times the effect of a 5e-5
-//! perturbation) for quantised ones. Greedy tokens must be identical.
+//! the logits' standard deviation for unquantized weights, 5e-3 (or three times the effect of a 5e-5
+//! perturbation) for quantized ones. Greedy tokens must be identical.
 
 mod reference;
 

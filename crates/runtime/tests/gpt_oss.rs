@@ -48,7 +48,7 @@ impl Model {
         names
     }
 
-    /// Changes the bytes of all tensors whose names end so; they are told their shape.
+    /// Changes the bytes of all tensors whose names end so; the change also gets their shape.
     fn change(mut self, ending: &str, change: impl Fn(&mut [u8], &[usize])) -> Model {
         for name in self.names(ending) {
             let entry = &self.header[&name];

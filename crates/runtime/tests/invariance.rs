@@ -1,7 +1,7 @@
-//! A row's result depends on its own inputs and position alone: the same bits in any company.
+//! A row's result depends on its own inputs and position alone: the same bits in any batch.
 //!
 //! Logits of tiny models are computed in many ways (threads, chunks, instruction sets, one token at a
-//! time, beside other sequences, after a fork) and compared to the bit with one plain run.
+//! time, in a batch with other sequences, after a fork) and compared to the bit with one plain run.
 
 use checkpoint::Checkpoint;
 use compute::memory::KvFormat;
@@ -73,7 +73,7 @@ fn same(what: &str, want: &[u32], got: &[u32]) {
     assert_eq!(different, 0, "{what}: {different} of {} logits differ", want.len());
 }
 
-/// Models on one instruction set, beside the best that this machine has; the best beside the scalar one.
+/// Models on one instruction set, compared with the best that this machine has; the best compared with the scalar one.
 #[track_caller]
 fn check(isa: Isa) {
     if !machine::cpu::supports(isa) {

@@ -63,7 +63,7 @@ fn what_fits_is_resident() {
             assert_eq!(plan.would_stream_bytes, 0);
         }
     }
-    // Unless it is asked for.
+    // Unless it is requested.
     let always = PlanRequest { streaming: Streaming::Always, ..request(u64::MAX) };
     let plan = plan(&spec(PEBBLE), &always);
     assert_eq!(plan.streaming.expect("slots").slots, 256);
@@ -506,7 +506,7 @@ fn gemma_4_26b_a4b_takes_what_its_shape_says() {
         assert!(plan.fits && plan.streaming.is_none());
         let kv = plan.rows.iter().find(|row| row.name == "keys and values").expect("a row");
         assert!(kv.note.ends_with("20480 bytes each, windows of 209.7 MB"), "{}", kv.note);
-        // Pages, and the rows of a step, are what it takes besides.
+        // Pages, and the rows of a step, are what it takes in addition.
         let exact = 32_768 * 20_480 + 209_715_200;
         assert!((exact..exact + 100_000_000).contains(&kv.bytes), "{}", kv.bytes);
         let (all, active) = spec.parameters();

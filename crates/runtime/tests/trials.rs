@@ -1,5 +1,5 @@
-//! Steps with drafted rows on a bank that reads: the same bits as with experts in memory and no word of
-//! drafts, the bank is told who wants what, and a replay of the log counts what the bank counted.
+//! Steps with drafted rows on a bank that reads: the same bits as with experts in memory and without
+//! drafts, the bank receives which rows want which experts, and a replay of the log counts what the bank counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -48,7 +48,7 @@ impl Dense {
     fn round(&self, round: usize) -> Vec<(Vec<u32>, Vec<u8>)> {
         let vocab = self.spec.vocab as u32;
         let sequence = |index: usize| {
-            // The first round is a prompt; later some verify drafts and some go on as ever.
+            // The first round is a prompt; later some verify drafts and some decode normally.
             let count = if round == 0 { 10 } else { [1, 4, 9, 2, 6][(round + 2 * index) % 5] };
             let token = |i: u32| {
                 let seed = i + 31 * index as u32 + 1009 * round as u32;
@@ -122,7 +122,7 @@ impl Dense {
                     sequences[segment.sequence].release_windows(0);
                 }
             }
-            // The model goes on as if all rows were right; what the bank is told is for it alone.
+            // The model continues as if all rows were right; the verdict is for the bank alone.
             if round % 5 != 4 {
                 bank.settle(verdict(round));
             }
@@ -166,7 +166,7 @@ fn streamed(folder: &Path, dense: &Dense, slots: usize, together: bool) -> Answe
     Answered { bits, counts: (statistics.hits, statistics.misses), header, visits }
 }
 
-/// Who wants which expert of each layer in a round, from steps of one row each.
+/// The rows that want each expert of each layer in a round, from steps of one row each.
 fn trials(alone: &[&LoggedVisit], depths: &[u8]) -> BTreeMap<(usize, u32), Trial> {
     let layers: BTreeSet<usize> = alone.iter().map(|visit| visit.layer).collect();
     let mut trials: BTreeMap<(usize, u32), Trial> = BTreeMap::new();
@@ -204,7 +204,7 @@ fn check(model: &str, slot_counts: &[usize]) {
         assert_eq!((counts.hits, counts.misses), answered.counts, "{model} with {slots} slots");
     }
 
-    // What the bank was told is what the rows want one by one.
+    // What the bank received is what the rows want one by one.
     let alone = streamed(&folder, &dense, slot_counts[0], false);
     let (mut alone, mut together) = (alone.visits.iter(), runs[0].visits.iter());
     let layers = dense.spec.moe_layers().count();
@@ -222,7 +222,7 @@ fn check(model: &str, slot_counts: &[usize]) {
             last = visit.settled;
         }
         assert!(expect.is_empty(), "{model}, round {round}: {expect:?}");
-        // A round that nobody judged is found wrong by the next; the prompt has nothing to judge.
+        // A round without a verdict is counted as rejected by the next; the prompt has nothing to verify.
         let expected = if round % 5 == 4 { 0 } else { verdict(round) };
         assert_eq!(last, (round > 0).then_some(expected), "{model}, round {round}");
     }

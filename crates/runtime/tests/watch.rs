@@ -57,7 +57,7 @@ fn uses_are_rows_times_experts_per_token_and_all_are_resident() {
     let shape = runner.expert_shape().expect("experts");
     assert_eq!(shape.slots, shape.layers * shape.experts);
     assert_eq!(runner.expert_load(), None);
-    // Nobody looks.
+    // Without an observer.
     for activity in look(&mut runner) {
         assert!(activity.uses.is_empty() && activity.reads.is_empty());
     }

@@ -3,7 +3,7 @@
 //! Every cell is a Beta count that forgets with every observation and leans on its confidence
 //! bucket over all positions, which leans on a default. A position is only observed when all before
 //! it were accepted, so the estimates are conditional and multiply to the survival of a draft.
-//! When what happens differs from what was expected for a while, the past counts a quarter.
+//! When what happens differs from what was expected for some time, the past counts a quarter.
 
 use std::collections::VecDeque;
 
@@ -57,7 +57,7 @@ impl Beta {
 struct Table {
     /// `[position][bucket]`
     cells: [[Beta; BUCKETS]; POSITIONS],
-    /// What the counts come to, kept up to date: it is asked for hundreds of times a round.
+    /// What the counts come to, kept up to date: it is read hundreds of times a round.
     chances: [[f64; BUCKETS]; POSITIONS],
     /// All positions together.
     buckets: [Beta; BUCKETS],

@@ -207,7 +207,7 @@ impl Controller {
         self.round = Round { sequences, ..Round::default() };
     }
 
-    /// After drafting without asking: all of each draft is verified.
+    /// After drafting without a decision of the controller: all of each draft is verified.
     pub(crate) fn take_whole(&mut self, drafts: &[Option<Drafted<'_>>]) -> Vec<usize> {
         drafts.iter().flatten().for_each(|draft| self.count_drafted(draft));
         self.round.counts = drafts.iter().map(|d| d.map_or(0, |d| d.buckets.len())).collect();

@@ -184,7 +184,7 @@ fn many_misses_limit_the_length_unless_more_is_clearly_better() {
 }
 
 #[test]
-fn a_change_of_domain_is_noticed_both_ways() {
+fn a_change_of_domain_is_noticed_in_both_directions() {
     for seed in 0..SEEDS {
         let world = |chance| {
             let mut world = World::new(through(TWELVE_LAYERS), steady(Mtp, chance));
@@ -301,7 +301,7 @@ fn confidence_tells_drafts_apart() {
 fn four_sequences_of_different_acceptance_share_a_pass() {
     const CHANCES: [f64; 4] = [0.95, 0.8, 0.4, 0.0];
     for seed in 0..SEEDS {
-        // Confidence tells the sequences apart, as it does in real drafts.
+        // Confidence distinguishes the sequences, as it does in real drafts.
         let mut source = Source::new(NGram, |t| CHANCES[usize::from(t.bucket)]);
         source.buckets = vec![0, 1, 2, 3];
         let mut world = World::new(linear(0.2), vec![source]);
@@ -353,7 +353,7 @@ fn the_same_observations_give_the_same_decisions() {
     assert_eq!(run(), run());
 }
 
-/// Times nobody should report, among sensible ones.
+/// Times that should never be reported, among sensible ones.
 fn any_seconds() -> impl Strategy<Value = f64> {
     prop_oneof![
         8 => 1e-6..1.0,

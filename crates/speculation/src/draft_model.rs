@@ -1,8 +1,8 @@
 //! A smaller model with the same tokenizer drafts token by token.
 //!
-//! For each answer it keeps a sequence of what is certain. To draft, it reads what it has not seen, then goes on in a fork
+//! For each answer it keeps a sequence of what is certain. To draft, it reads what it has not seen, then continues in a fork
 //! that is thrown away: so a draft that turns out wrong is never in its memory, whatever kind of layers it has. It
-//! reads only when it is asked for a draft, so one that does not pay costs nothing.
+//! reads only when a draft is requested, so one that does not pay costs nothing.
 
 use std::collections::HashMap;
 
@@ -125,7 +125,7 @@ impl DraftModel {
                 .collect();
             ends.extend(self.step(sequences, &rows, wanted)?);
         }
-        // Go on in forks.
+        // Continue in forks.
         let mut forks: Vec<Sequence> = sequences.iter().map(Sequence::fork).collect();
         loop {
             for (index, token, probability) in std::mem::take(&mut ends) {

@@ -1,4 +1,4 @@
-//! Drafts for the answers of an engine: which source is asked, and what is learned from what came of it.
+//! Drafts for the answers of an engine: which source is used, and what is learned from the outcome.
 
 use std::time::Instant;
 
@@ -306,7 +306,7 @@ impl Drafter {
         self.fixed = Some(count);
     }
 
-    /// The rounds of single answers since it was asked last; the first time there are none yet.
+    /// The rounds of single answers since the last call; at the first call there are none yet.
     pub fn take_log(&mut self) -> Vec<LoggedRound> {
         self.log.replace(Vec::new()).unwrap_or_default()
     }
@@ -318,7 +318,7 @@ impl Drafter {
 
     /// An answer ended or lost its sequence.
     pub fn forget(&mut self, id: AnswerId, tokens: &[u32]) {
-        // An answer that was decoded without asking says nothing about the head.
+        // An answer that was decoded without asking for drafts says nothing about the head.
         if std::mem::take(&mut self.asked) {
             self.fruitless = if self.head_drafted { 0 } else { self.fruitless + 1 };
             self.head_drafted = false;

@@ -1,8 +1,9 @@
 //! Speculation: tokens are drafted by something cheap and verified by the model, several in one pass.
 //!
 //! What is drafted never changes an answer: the model's own token is drawn at every position, and a draft only decides how
-//! many positions one pass is worth. [`Drafter`] asks its sources, which are behind one trait; the controller decides for every round which of them
-//! drafts how much, from what passes cost and how often each source is right, and stays at nothing where it does not pay.
+//! many positions one pass is worth. [`Drafter`] queries its sources, which are behind one trait; the controller decides for
+//! every round which of them drafts how much, from what passes cost and how often each source is right, and stays at nothing
+//! where it does not pay.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Prompt lookup: what followed the last few tokens when they were there before.
 //!
 //! Answers that copy, edit or quote say again what the prompt said, and looking that up costs next to nothing. For each
-//! answer an index tells where each run of four, three and two tokens was seen last; the longest run that
-//! was seen before decides. A source that was wrong twice in a row is silent for a while.
+//! answer an index records where each run of four, three and two tokens was seen last; the longest run that
+//! was seen before decides. A source that was wrong twice in a row is silent for some time.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -60,7 +60,7 @@ impl Index {
         self.len = self.len.max(end);
     }
 
-    /// Where the tokens go on as they did before, and how many tokens before it are the same.
+    /// Where the tokens continue as they did before, and how many tokens before it are the same.
     fn find(&self, tokens: &[u32]) -> Option<(usize, usize)> {
         let run = |&run: &usize| {
             let start = tokens.len().checked_sub(run)?;
@@ -208,7 +208,7 @@ mod tests {
         check(&[1, 2, 3, 4, 5], None);
         // Two tokens: a short draft.
         check(&[1, 2, 3, 4, 5, 9, 1, 2], Some((&[3, 4], 0)));
-        // Three and more: a long one, past the present as if it went on so.
+        // Three and more: a long one, past the present as if the pattern continued.
         check(&[1, 2, 3, 4, 5, 9, 1, 2, 3], Some((&[4, 5, 9, 1, 2, 3, 4, 5], 1)));
         check(&[7, 1, 2, 3, 4, 7, 1, 2, 3], Some((&[4, 7, 1, 2, 3, 4, 7, 1], 2)));
         // The last time it was seen counts, and a longer run more than a later one.

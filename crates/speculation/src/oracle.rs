@@ -1,4 +1,4 @@
-//! A source for benchmarks and tests: it knows the answers, and is wrong as often as it is asked to be.
+//! A source for benchmarks and tests: it knows the answers, and is wrong as often as it is configured to be.
 //!
 //! Whether it is wrong at a position, and which token it says then, depends on the seed and the position alone.
 
@@ -8,7 +8,7 @@ use super::controller::Offer;
 use super::source::{Source, Wanted};
 use super::{AnswerId, SourceKind};
 
-/// Its buckets all say the same: it does not tell when it lies.
+/// Its buckets all say the same: it does not show when it is wrong.
 const BUCKET: u8 = 4;
 
 /// Knows what will be said.

@@ -98,7 +98,7 @@ impl Log {
     }
 
     fn source(&self) -> SourceKind {
-        self.rounds.iter().find_map(|round| round.source).expect("somebody drafted")
+        self.rounds.iter().find_map(|round| round.source).expect("a source drafted")
     }
 
     /// Rounds that say what was offered: drafts that are long enough, or that prompt lookup found nothing.
@@ -236,7 +236,7 @@ fn decide(log: &Log, controller: &mut Controller, times: usize) -> Sum {
     sum
 }
 
-/// Shows a controller a log as it was, and asks for nothing.
+/// Shows a controller a log as it was, and requests no drafts.
 fn watch(log: &Log) -> Controller {
     let mut controller = log.controller();
     for round in &log.rounds {
@@ -287,7 +287,7 @@ fn recorded_logs_are_understood() {
         let drafted: usize = log.rounds.iter().map(|round| round.buckets.len()).sum();
         assert_eq!(told, (drafted as u64, verified as u64, accepted as u64), "{}", log.name);
 
-        // The gain it tells is that of the log, whose slowest moments count as little as they do for it.
+        // The gain it reports is that of the log, whose slowest moments count as little as they do for it.
         let plain = middle(log.passes[&1].iter().map(|round| round.pass_seconds));
         let usual = |round: &LoggedRound| match log.passes.get(&round.rows()) {
             Some(passes) => middle(passes.iter().map(|round| round.pass_seconds)),
@@ -296,12 +296,12 @@ fn recorded_logs_are_understood() {
         let taken: f64 = log.rounds.iter().map(|r| usual(r) + r.draft_seconds).sum();
         let tokens: usize = log.rounds.iter().map(|round| 1 + round.accepted).sum();
         let gain = tokens as f64 * plain / taken;
-        println!("{}: told a gain of {:.3}, the log says {gain:.3}", log.name, report.gain);
+        println!("{}: reported a gain of {:.3}, the log says {gain:.3}", log.name, report.gain);
         let off = (report.gain / gain - 1.0).abs();
         // From the disk, a plain pass is to it what the certain row misses at present: more after long drafts, which
         // drove out what that row wants, than in the answers without.
         let tolerance = if log.streams { 0.3 } else { 0.15 };
-        assert!(off < tolerance, "{}: told {}, is {gain}", log.name, report.gain);
+        assert!(off < tolerance, "{}: reported {}, is {gain}", log.name, report.gain);
     }
 }
 

@@ -289,7 +289,7 @@ impl World {
         sum.seconds += self.pass_seconds(rows, sequences);
     }
 
-    /// Tells the controller of a pass, with noise.
+    /// Reports a pass to the controller, with noise.
     fn pass(&mut self, controller: &mut Controller, counts: &[usize], rows: usize) {
         let sequences = self.sequences;
         let mut by_depth = vec![0_u64; 1 + counts.iter().max().copied().unwrap_or(0)];

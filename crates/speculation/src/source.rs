@@ -8,7 +8,7 @@ use super::controller::Offer;
 use crate::AnswerId;
 use crate::drafter::ObservedRows;
 
-/// Proposes how answers go on. A source may be wrong, slow or silent; it never changes an answer.
+/// Proposes how answers continue. A source may be wrong, slow or silent; it never changes an answer.
 pub(crate) trait Source: Send {
     /// Which one it is.
     fn kind(&self) -> SourceKind;
@@ -16,7 +16,7 @@ pub(crate) trait Source: Send {
     /// What it could propose to an answer whose tokens so far are these, `most` tokens at most.
     fn offer(&mut self, id: AnswerId, tokens: &[u32], most: usize) -> Option<Offer>;
 
-    /// Fills the drafts of several answers, none longer than asked for.
+    /// Fills the drafts of several answers, none longer than requested.
     fn draft(&mut self, target: &mut Runner, wanted: &mut [Wanted<'_>]) -> Result<()>;
 
     /// Rows of a pass that are right, with what the target thought of them.
@@ -46,7 +46,7 @@ pub(crate) trait Source: Send {
 /// probability.
 pub type Choose<'a> = dyn Fn(&[f32], usize) -> (u32, f32) + 'a;
 
-/// An answer that a source is to go on with.
+/// An answer that a source is to continue.
 pub(crate) struct Wanted<'a> {
     pub(crate) id: AnswerId,
     /// The prompt and the answer so far.

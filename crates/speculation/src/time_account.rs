@@ -1,9 +1,9 @@
 //! The guard: what speculation may lose, in seconds against plain decoding.
 //!
 //! Independent of every forecast but the cost of a plain pass. Time lost by a speculative round is drawn,
-//! time won is paid in, and 1 % of all decode time is paid in besides. When it is overdrawn,
-//! and the last 64 speculative rounds have lost, speculation pauses, twice as long each time until it has won again. So all of it together is
-//! never slower than plain decoding by more than 1 % and the first credit.
+//! time won is paid in, and 1 % of all decode time is paid in as well. When it is overdrawn,
+//! and the last 64 speculative rounds have lost, speculation pauses, twice as long each time until it has won again. So all of
+//! it together is never slower than plain decoding by more than 1 % and the first credit.
 
 use std::collections::VecDeque;
 

@@ -16,7 +16,7 @@ use super::pool::Pool;
 use super::prefetch;
 use super::selection::SelectedBlocks;
 use crate::memory::{BLOCK, PANEL, PageId, PageMemory, Rows, RowsMut, ShapedPages, SlotMemory};
-use crate::step::{AttentionShape, DeltaShape, KvRun, PageTable, StateRun};
+use crate::step::{AttentionShape, DeltaLayer, KvRun, PageTable, StateRun};
 
 /// Queries (rows times heads of a group) that share a widened page.
 const TILE_QUERIES: usize = 64;
@@ -255,15 +255,16 @@ pub(crate) fn delta(
     qkv: &[f32],
     a: &[f32],
     b: &[f32],
-    shape: &DeltaShape,
+    layer: &DeltaLayer,
     arena: &SlotMemory,
     runs: &[StateRun],
     buffers: &mut DeltaBuffers<'_>,
     out: &mut [f32],
 ) {
+    let shape = &layer.shape;
     let channels = shape.channels();
     let rows = qkv.len() / channels;
-    convolve(isa, pool, qkv, shape, arena, runs, buffers.convolved);
+    convolve(isa, pool, qkv, layer, arena, runs, buffers.convolved);
 
     // Queries and keys are normalised head by head; gates are per value head.
     let keys = shape.key_heads * shape.key_dim;
@@ -271,7 +272,7 @@ pub(crate) fn delta(
     let convolved = SharedMut(buffers.convolved.as_mut_ptr());
     let (alpha, beta) =
         (SharedMut(buffers.alpha.as_mut_ptr()), SharedMut(buffers.beta.as_mut_ptr()));
-    let (decay, dt_bias) = (shape.decay.values(), shape.dt_bias.values());
+    let (decay, dt_bias) = (layer.decay.values(), layer.dt_bias.values());
     let prepare = |row: usize| {
         // SAFETY: each row is prepared once.
         unsafe {
@@ -346,15 +347,16 @@ fn convolve(
     isa: Isa,
     pool: &mut Pool,
     qkv: &[f32],
-    shape: &DeltaShape,
+    layer: &DeltaLayer,
     arena: &SlotMemory,
     runs: &[StateRun],
     out: &mut [f32],
 ) {
+    let shape = &layer.shape;
     let channels = shape.channels();
     let per_run = channels.div_ceil(CONV_CHANNELS);
     let out_start = SharedMut(out.as_mut_ptr());
-    let weight = Rows::new(shape.conv_weight.values(), channels, channels);
+    let weight = Rows::new(layer.conv_weight.values(), channels, channels);
     pool.run_near(runs.len() * per_run, &|task| {
         let run = &runs[task / per_run];
         let start = task % per_run * CONV_CHANNELS;

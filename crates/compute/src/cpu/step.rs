@@ -19,7 +19,7 @@ use crate::bank::{Expert, ExpertBank, Trial};
 use crate::kept::DeltaInputs;
 use crate::memory::{KvArena, PageMemory, RecurrentArena, Rows, SlotMemory};
 use crate::step::{
-    Activation, AttentionShape, DeltaShape, Fence, HeadRows, KvRun, Linear, Mark, RouterShape,
+    Activation, AttentionShape, DeltaLayer, Fence, HeadRows, KvRun, Linear, Mark, RouterShape,
     Routing, RowFailure, RowLogits, RowSource, Selection, SharedExpert, StateRun, Step, Tensor,
 };
 use crate::{Features, Matrix, Norm, Result, Rope, Tape, Vector, Weight};
@@ -148,12 +148,13 @@ impl CpuStep<'_> {
     fn run_delta(
         &mut self,
         [qkv, a, b]: [&[f32]; 3],
-        shape: &DeltaShape,
+        layer: &DeltaLayer,
         arena: &SlotMemory,
         runs: &[StateRun],
         out: &mut [f32],
     ) {
         let mark = self.mark();
+        let shape = &layer.shape;
         let rows = qkv.len() / shape.channels();
         let convolved = self.new_tensor(rows, shape.channels());
         let alpha = self.new_tensor(rows, shape.value_heads);
@@ -164,7 +165,7 @@ impl CpuStep<'_> {
             beta: self.view(beta).write(),
         };
         let CpuBackend { isa, pool, .. } = &mut *self.backend;
-        mixer::delta(*isa, pool, qkv, a, b, shape, arena, runs, &mut buffers, out);
+        mixer::delta(*isa, pool, qkv, a, b, layer, arena, runs, &mut buffers, out);
         self.release(mark);
     }
 
@@ -462,14 +463,14 @@ impl Step for CpuStep<'_> {
         qkv: Tensor,
         a: Tensor,
         b: Tensor,
-        shape: &DeltaShape,
+        layer: &DeltaLayer,
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) -> Tensor {
-        let out = self.new_tensor(qkv.rows, shape.value_heads * shape.value_dim);
+        let out = self.new_tensor(qkv.rows, layer.shape.values());
         let inputs = [qkv, a, b].map(|x| self.view(x).read());
         let to = self.view(out).write();
-        self.run_delta(inputs, shape, arena.settled(), runs, to);
+        self.run_delta(inputs, layer, arena.settled(), runs, to);
         out
     }
 
@@ -484,18 +485,18 @@ impl Step for CpuStep<'_> {
 
     fn replay(
         &mut self,
-        layer: usize,
+        index: usize,
         tape: &Tape,
-        shape: &DeltaShape,
+        layer: &DeltaLayer,
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) {
-        let DeltaInputs { qkv, a, b } = tape.host().layer(layer);
-        let rows = qkv.len() / shape.channels();
+        let DeltaInputs { qkv, a, b } = tape.host().layer(index);
+        let rows = qkv.len() / layer.shape.channels();
         let mark = self.mark();
-        let out = self.new_tensor(rows, shape.value_heads * shape.value_dim);
+        let out = self.new_tensor(rows, layer.shape.values());
         let to = self.view(out).write();
-        self.run_delta([qkv, a, b], shape, arena.settled(), runs, to);
+        self.run_delta([qkv, a, b], layer, arena.settled(), runs, to);
         self.release(mark);
     }
 

@@ -9,7 +9,7 @@ use super::bank::{CompleteLayer, DividedLayers};
 use super::{Operation, RecordingBackend, Shared};
 use crate::memory::{KvArena, PageId, RecurrentArena};
 use crate::step::{
-    Activation, AttentionShape, DeltaShape, Fence, HeadRows, KvRun, Linear, Mark, PageTable,
+    Activation, AttentionShape, DeltaLayer, Fence, HeadRows, KvRun, Linear, Mark, PageTable,
     RecentPages, RouterShape, Routing, RowFailure, RowLogits, RowSource, Selection, SharedExpert,
     StateRun, Step, Tensor,
 };
@@ -225,14 +225,14 @@ impl Step for RecordingStep<'_> {
         qkv: Tensor,
         a: Tensor,
         b: Tensor,
-        shape: &DeltaShape,
+        layer: &DeltaLayer,
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) -> Tensor {
-        let (shape, arena, runs) = (shape.clone(), arena.record(), runs.to_vec());
-        self.make(qkv.rows, shape.value_heads * shape.value_dim, move |step| {
+        let (layer, arena, runs) = (layer.clone(), arena.record(), runs.to_vec());
+        self.make(qkv.rows, layer.shape.values(), move |step| {
             let mut out = None;
-            arena.lent(|arena| out = Some(step.delta(qkv, a, b, &shape, arena, &runs)));
+            arena.lent(|arena| out = Some(step.delta(qkv, a, b, &layer, arena, &runs)));
             out.expect("it ran")
         })
     }
@@ -244,16 +244,16 @@ impl Step for RecordingStep<'_> {
 
     fn replay(
         &mut self,
-        layer: usize,
+        index: usize,
         tape: &Tape,
-        shape: &DeltaShape,
+        layer: &DeltaLayer,
         arena: &mut RecurrentArena,
         runs: &[StateRun],
     ) {
-        let (tape, shape) = (tape.record(), shape.clone());
+        let (tape, layer) = (tape.record(), layer.clone());
         let (arena, runs) = (arena.record(), runs.to_vec());
         self.queue(move |step| {
-            tape.lent(|tape| arena.lent(|arena| step.replay(layer, tape, &shape, arena, &runs)));
+            tape.lent(|tape| arena.lent(|arena| step.replay(index, tape, &layer, arena, &runs)));
         });
     }
 

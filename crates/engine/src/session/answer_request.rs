@@ -1,4 +1,4 @@
-//! What is asked of a model, however it was asked.
+//! A request to a model, independent of the API it came through.
 
 use grammar::Grammar;
 use serde_json::{Map, Value};

@@ -72,7 +72,7 @@ impl Session {
         Ok(Some((field, compiled.map_err(|error| of_field(field, error))?)))
     }
 
-    /// Holds calls that a free answer comes to to their form; `None` where that cannot be done, as no client asks for it.
+    /// Holds the calls in a free answer to their form; `None` where that cannot be done, since no client requires it.
     fn calls_in_form(
         &self,
         grammars: &Grammars,

@@ -19,7 +19,7 @@ pub enum Update {
         /// Tokens that were taken from the prefix cache.
         cached: usize,
     },
-    /// More of the answer, and the tokens behind its words if log-probabilities were asked for.
+    /// More of the answer, and the tokens behind its words if log-probabilities were requested.
     Piece(Piece, Vec<TokenLogprob>),
     /// The answer is complete.
     Finished(Ending),
@@ -76,7 +76,7 @@ pub struct WholeAnswer {
     pub content: String,
     /// Which tools were called.
     pub tool_calls: Vec<WholeCall>,
-    /// The tokens behind what was said, if log-probabilities were asked for.
+    /// The tokens behind the text, if log-probabilities were requested.
     pub logprobs: Vec<TokenLogprob>,
     /// `None` before the end.
     pub ending: Option<Ending>,

@@ -1,5 +1,5 @@
 //! Disks that fail under an engine that serves several requests: those that need what cannot be read
-//! fail and say why, the others say exactly what they say alone, and afterwards the engine goes on.
+//! fail and say why, the others give exactly the answer they give alone, and afterwards the engine continues.
 
 #![allow(
     clippy::unwrap_used,

@@ -99,7 +99,7 @@ fn requests_at_once_all_get_their_answers_when_the_ring_fails() {
                     assert_eq!((&outcome.tokens, &outcome.error), (answer, &None));
                 }
             }
-            // What is refused again and again is given up after a while.
+            // A call that is refused repeatedly is given up after some attempts.
             let queue = || bank(&engine).statistics().reads.queue;
             for _ in 0..10_000 {
                 if queue() == ReadEngine::Threads {

@@ -245,7 +245,7 @@ pub(crate) fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
     }
     let mut ended = BTreeSet::new();
     while !engine.is_idle() {
-        for event in engine.step().expect("a step goes on whatever the disk does") {
+        for event in engine.step().expect("a step continues whatever the disk does") {
             match event {
                 Event::Token { id, sampled } => {
                     assert!(!ended.contains(&id), "a token after the end");

@@ -1,4 +1,4 @@
-//! Draft heads on tiny models: against a plain f64 computation, and against themselves in other cuts and company.
+//! Draft heads on tiny models: against a plain f64 computation, and against themselves with other chunks and in other batches.
 //!
 //! The heads have random weights: what they guess is worth nothing, but every bit of it is fixed by the weights, the
 //! tokens and what the target thought of them, whichever way the tokens came in.
@@ -77,7 +77,7 @@ fn dflash_drafts_agree_with_f64() {
     let both_ways = DflashShape { causal: Some(false), ..DflashShape::default() };
     let causal = DflashShape { causal: Some(true), ..full.clone() };
     for shape in [full, DflashShape::default(), both_ways, causal] {
-        // The last is so long that the sliding layers have let go of pages.
+        // The last is so long that the sliding layers have released pages.
         for (prompt, count) in [(1, 7), (30, 1), (60, 7), (100, 4), (250, 7)] {
             check_dflash(&shape, prompt, count);
         }

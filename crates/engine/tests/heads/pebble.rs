@@ -1,7 +1,7 @@
 //! Pebble's own heads guess what Pebble says: enough of it that a wrong tap, position or norm would show.
 //!
 //! The answers are Pebble's greedy ones. At each place a head drafts, as many tokens stay as Pebble really said, and
-//! the sequence goes on from there: what the engine does, without a controller.
+//! the sequence continues from there: what the engine does, without a controller.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

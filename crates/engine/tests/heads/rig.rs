@@ -169,7 +169,7 @@ impl Rig {
         self.runner.take_features().remove(0).slice(0..kept).values()
     }
 
-    /// Tells the head of tokens that stayed.
+    /// Passes the tokens that stayed to the head.
     pub(crate) fn take_in(&mut self, track: &mut Track, tokens: &[u32], features: Vec<f32>) {
         let before = track.last();
         self.runner.head_take_in(&mut [HeadTokens {
@@ -194,7 +194,7 @@ impl Rig {
         self.draft_all(&mut [track], &[(token, count)]).remove(0)
     }
 
-    /// Drafts of several sequences at once: the token each goes on from, and how many are wanted.
+    /// Drafts of several sequences at once: the token each continues from, and how many are wanted.
     pub(crate) fn draft_all(
         &mut self,
         tracks: &mut [&mut Track],

@@ -7,7 +7,7 @@ use super::super::tests::{KEYS, cache, check_schedule, partitions, trials, visit
 use super::super::{ListSize, Manner, Partition};
 use super::*;
 
-/// Keys of a visit, each with who wants it.
+/// Keys of a visit, each with the rows that want it.
 type Wanted = [(u32, Trial)];
 
 /// Wanted by a row that is certain.

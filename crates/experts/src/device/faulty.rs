@@ -1,7 +1,7 @@
 //! A device that fails on purpose, for tests.
 //!
 //! What happens to a read depends on the seed, the file, the offset and how often that offset was read
-//! before: never on the clock or on which thread asks. So a run that found a defect can be repeated.
+//! before: never on the clock or on the thread that reads. So a run that found a defect can be repeated.
 //! It hands out a descriptor only to have calls to io_uring fail, and otherwise none: every read comes through here.
 
 use std::collections::HashMap;
@@ -24,9 +24,9 @@ const EIO: i32 = 5;
 /// What happens to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Fewer bytes come than were asked for, at least a block; going on brings the rest.
+    /// Fewer bytes come than were requested, at least a block; continuing brings the rest.
     Short,
-    /// Half a block comes, however often one asks.
+    /// Half a block comes, however often it is read.
     ShortForever,
     /// The disk fails.
     Broken,
@@ -38,7 +38,7 @@ pub enum Fault {
     Stall,
     /// The file ends here, whatever it was when it was opened.
     Truncated(u64),
-    /// The file was overwritten: other bytes come, and only [`Device::check_unchanged`] tells.
+    /// The file was overwritten: other bytes come, and only [`Device::check_unchanged`] shows it.
     Overwritten,
 }
 

@@ -1,6 +1,6 @@
-//! What tells one file, and one state of it, from another.
+//! What distinguishes one file, and one state of it, from another.
 //!
-//! Length, number and time of the last change are asked after every read, in one system call. The time alone says
+//! Length, number and time of the last change are queried after every read, in one system call. The time alone says
 //! little: `touch`, a backup or a copy of the same bytes change it too. So when nothing else differs, the file's header
 //! and some places of its data decide, once for each new time.
 
@@ -93,7 +93,7 @@ impl Original {
         if now == times.same {
             return Ok(());
         }
-        // Asked again: another thread may have settled a later time since.
+        // Queried again: another thread may have settled a later time since.
         let now = Identity::of(file).map_err(failed)?;
         if now == times.same {
             return Ok(());

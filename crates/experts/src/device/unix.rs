@@ -30,7 +30,7 @@ pub(super) fn open_direct(_path: &Path) -> io::Result<File> {
 }
 
 /// Opens for reads through the cache. Linux receives the advice that they are scattered: read-ahead would bring
-/// pages that were not asked for and that [`forget`] would not know of.
+/// pages that were not requested and that [`forget`] would not know of.
 pub(super) fn open_buffered(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
     #[cfg(target_os = "linux")]
@@ -45,7 +45,7 @@ pub(super) fn read_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<us
 #[cfg(target_os = "linux")]
 pub(super) fn forget(file: &File, offset: u64, len: usize) {
     if let Some(len) = std::num::NonZeroU64::new(len as u64) {
-        // Advice: where it is refused, the pages stay a while longer.
+        // Advice: where it is refused, the pages stay somewhat longer.
         let _ = rustix::fs::fadvise(file, offset, Some(len), rustix::fs::Advice::DontNeed);
     }
 }
@@ -56,7 +56,7 @@ pub(super) fn forget_file(file: &File) {
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
-/// Asks for a byte that must not be waited for. Where that is not possible at all, [`forget_file`] is believed.
+/// Requests a byte without waiting for it. Where that is not possible at all, [`forget_file`] is believed.
 #[cfg(target_os = "linux")]
 pub(super) fn may_be_cached(file: &File, offset: u64) -> bool {
     use rustix::io::{ReadWriteFlags, preadv2};

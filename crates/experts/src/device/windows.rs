@@ -1,7 +1,7 @@
 //! Files on Windows.
 //!
 //! They are opened for overlapped reads: by an ordinary handle the system carries out one read at a
-//! time, however many threads ask, and a disk that is asked one thing at a time is a slow one.
+//! time, however many threads read, and a disk that gets one request at a time is a slow one.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;

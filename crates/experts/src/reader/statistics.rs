@@ -152,7 +152,7 @@ impl Statistics {
     }
 }
 
-/// How long at least one of several things has been going on.
+/// How long at least one of several operations has been running.
 #[derive(Debug, Default)]
 struct Busy {
     outstanding: usize,

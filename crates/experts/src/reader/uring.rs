@@ -1,7 +1,7 @@
 //! The queue of Linux: reads are handed to the kernel through io_uring.
 //!
 //! The submitting thread hands a read over itself, so it begins without a thread being woken. One thread, the
-//! reaper, collects what is done, hands over what waits, and tells.
+//! reaper, collects what is done, hands over what waits, and reports.
 //!
 //! Whatever fails about the ring ends its use, once and for all: reads that the kernel has not taken go back to
 //! the backlog, those that it has taken end in the ring, and threads carry out everything else. The reaper

@@ -57,7 +57,7 @@ fn a_file_overwritten_in_place_gives_no_expert_of_another_version() {
 fn a_read_that_the_change_overtook_does_not_count() {
     within_patience(|| {
         let model = Model::new();
-        // Other bytes come, once; only the file's identity tells.
+        // Other bytes come, once; only the file's identity shows it.
         let rule = model.rule(0, 5, Projection::Down, Fault::Overwritten);
         let rule = Rule { attempts: 0..1, ..rule };
         for (kept, rows) in [(1, 1), (6, 1), (6, 100)] {

@@ -202,7 +202,7 @@ fn plain_reads_leave_the_slots_as_they_were() {
 fn slots_that_plain_reads_have_spoiled_are_read_again() {
     within_patience(|| {
         let model = Model::new();
-        // An expert that no visit asks for.
+        // An expert that no visit wants.
         let rule = model.rule(0, 3, Projection::Up, Fault::Broken);
         let faulty = Arc::new(Faulty::new(model.device(), 0).with_rule(rule));
         let bank = model.bank(faulty, Settings { kept: 2, ..Settings::default() });

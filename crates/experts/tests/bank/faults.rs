@@ -176,7 +176,7 @@ fn a_disk_that_stalls_altogether_is_given_up_at_once() {
         let statistics = bank.statistics();
         assert_eq!(statistics.failed, EXPERTS as u64);
         assert_eq!(statistics.reads.bytes, 0);
-        // Three are under way; of the first wave, which alone was asked for, the others were taken back.
+        // Three are under way; of the first wave, the only one submitted, the others were withdrawn.
         let reads = experts::reads_of(model.layers[0].as_ref().unwrap(), 0).len() as u64;
         assert_eq!(statistics.reads.withdrawn, 2 * reads - 3);
         device.release();

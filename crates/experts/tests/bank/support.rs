@@ -22,7 +22,7 @@ pub(crate) const EXPERT_BYTES: usize = 3 * PART;
 const ROWS: usize = 32;
 const COLUMNS: usize = PART / 2 / ROWS;
 
-/// Longer than anything here takes, and short enough to be told of what hangs.
+/// Longer than anything here takes, and short enough to report what hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs something that may hang if it is wrong.
@@ -39,7 +39,7 @@ pub(crate) fn within_patience(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Bytes of a weight file that look alike in no two places; `version` tells two files apart.
+/// Bytes of a weight file that look alike in no two places; `version` distinguishes two files.
 pub(crate) fn file(version: u64) -> Vec<u8> {
     let names = ["gate_proj", "up_proj", "down_proj"];
     let mut tensors = Vec::new();
@@ -185,7 +185,7 @@ impl Model {
                             }
                         }
                     };
-                    // Some take one at a time, some all there are; some ask before they wait.
+                    // Some take one at a time, some all there are; some poll before they wait.
                     let most = [usize::MAX, 1, 3][thread % 3];
                     loop {
                         let turn = visit.next(most, thread % 2 == 0, &mut take);
@@ -269,7 +269,7 @@ impl Dice {
         ((self.0 >> 33) % below as u64) as usize
     }
 
-    /// Who wants each of some experts in a step of eight rows: often none but drafted ones.
+    /// The rows that want each of some experts in a step of eight rows: often none but drafted ones.
     pub(crate) fn trials(&mut self, count: usize) -> Vec<Trial> {
         let mut trial = || match self.roll(4) {
             0 => Trial::default(),

@@ -178,7 +178,7 @@ fn a_replay_of_the_log_counts_what_was_counted() {
             let outcome = run(&header, &visits, &header.slots, Policy::Layered).unwrap();
             let (counts, live) = (outcome.counts(), bank.statistics());
             assert_eq!((counts.hits, counts.misses), (live.hits, live.misses), "{kept} kept");
-            // The same bytes, and what was read of guesses that nobody wanted.
+            // The same bytes, and what was read for guesses and not used.
             let simulated = outcome.decode.read_bytes + outcome.prompt.read_bytes;
             let in_vain = (live.ahead - live.ahead_used) * EXPERT_BYTES as u64;
             assert!((simulated..=simulated + in_vain).contains(&live.reads.bytes), "{live:?}");

@@ -82,7 +82,7 @@ fn a_visit_that_was_left_does_not_spoil_the_next() {
                 let wanted = dice.experts(EXPERTS);
                 let layer = dice.roll(LAYERS);
                 if round % 3 != 2 {
-                    // Whoever looks at it leaves after none, one or two.
+                    // The visitor stops after none, one or two.
                     let visit = bank.visit(layer, &wanted, 1, &[]);
                     for _ in 0..dice.roll(3) {
                         visit.next(1, true, &mut |_| {});

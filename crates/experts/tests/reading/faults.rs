@@ -84,7 +84,7 @@ proptest! {
                 Err(error) => prop_assert!(false, "{error}"),
             }
         }
-        // The same faults again, whoever reads when.
+        // The same faults again, whichever thread reads when.
         let again = read_all(&fresh(), threads(1), &wishes).unwrap();
         prop_assert_eq!(describe(&again), describe(&results));
     }
@@ -134,7 +134,7 @@ fn what_an_overwritten_file_brings_does_not_count() {
     let wishes = [(0, 0, ALIGNMENT, ALIGNMENT), (1, 0, ALIGNMENT, ALIGNMENT)];
     let results = read_all(&faulty, threads(1), &wishes[..1]).unwrap();
     assert!(matches!(results[0], Err(Error::Changed { .. })), "{results:?}");
-    // The other bytes did come, and only the file's identity tells.
+    // The other bytes did come, and only the file's identity shows it.
     let mut came = vec![0; ALIGNMENT];
     assert_eq!(faulty.read(FileIndex(0), 0, &mut came).unwrap(), ALIGNMENT);
     assert_ne!(came[..], content(0, LENGTHS[0])[..ALIGNMENT]);

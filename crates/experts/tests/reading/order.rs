@@ -163,7 +163,7 @@ fn dropping_the_reader_waits_for_what_has_begun() {
             scope.spawn(|| drop(reader));
             gate.let_through(9);
         });
-        // Told of each that began, and of no other.
+        // Each that began is reported, and no other.
         let mut begun = gate.wait_for_begun(2);
         begun.sort_unstable();
         assert_eq!(listener.wait(0).into_keys().collect::<Vec<_>>(), begun);

@@ -49,7 +49,7 @@ impl Device for Refusing {
     }
 }
 
-/// Files that the system keeps in memory and answers buffered reads from, until it is told to drop them, if it does.
+/// Files that the system keeps in memory and answers buffered reads from, until a call drops them, if it does.
 #[derive(Debug)]
 struct Cached {
     files: Arc<dyn Device>,
@@ -145,7 +145,7 @@ fn a_file_that_was_just_read_is_dropped_from_memory_before_it_is_timed() {
     let choice = choose(&way, &samples, &mut scratch, Duration::from_secs(1)).unwrap();
     assert!(choice.tried.iter().any(|trial| trial.access == Access::Direct), "{choice}");
     // A slow machine has no time left for it. If it was timed, then not what was in memory: that is gone, but for what
-    // asking has brought.
+    // the query has brought in.
     let is_timed = |trial: &Trial| trial.access == Access::Buffered && trial.outcome.is_ok();
     if choice.tried.iter().any(is_timed) {
         assert!(cached() < samples.len(), "{choice}");

@@ -1,4 +1,4 @@
-//! A ring that fails: threads go on with what it did not take, and wait for what it did.
+//! A ring that fails: threads continue with what it did not take, and wait for what it did.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -39,7 +39,7 @@ fn wait_for_queue(reader: &DiskReader, expect: ReadEngine) {
     }
 }
 
-/// Reads all wishes, some of them in a second call, and afterwards looks whether the memory stays as it is.
+/// Makes all reads, some of them in a second call, and afterwards checks that the memory stays as it is.
 fn read_twice(
     device: &Arc<dyn Device>,
     depth: usize,
@@ -58,7 +58,7 @@ fn read_twice(
     // SAFETY: as above.
     unsafe { reader.submit(second, Priority::Ahead) };
     results.append(&mut listener.wait(wishes.len() - told));
-    assert_eq!(results.len(), wishes.len(), "each is told once");
+    assert_eq!(results.len(), wishes.len(), "each is reported once");
     let mut used = 0;
     let mut bytes = Vec::new();
     for (result, &(_, _, len, needed)) in results.into_values().zip(wishes) {
@@ -69,7 +69,7 @@ fn read_twice(
     check_bytes(wishes, &LENGTHS, &bytes);
     // Memory of a finished read belongs to the listener: no read writes to it any more.
     memory.fill(0xee);
-    // What is refused again and again is given up after a while.
+    // A call that is refused repeatedly is given up after some attempts.
     wait_for_queue(&reader, expect);
     let statistics = reader.statistics();
     assert_eq!((statistics.reads, statistics.failed), (wishes.len() as u64, 0));

@@ -1,4 +1,4 @@
-//! Files, memory to read into, and a listener that keeps what it is told.
+//! Files, memory to read into, and a listener that keeps what is reported to it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -92,7 +92,7 @@ impl Listener {
     }
 }
 
-/// What to read: file, offset, bytes asked for, bytes needed.
+/// What to read: file, offset, bytes requested, bytes needed.
 pub(crate) type Wish = (usize, u64, usize, usize);
 
 /// Reads of a whole file in pieces of `blocks` blocks, the last one as short as the file.
@@ -102,14 +102,14 @@ pub(crate) fn pieces(file: usize, len: usize, blocks: usize) -> Vec<Wish> {
     (0..len).step_by(piece).map(wish).collect()
 }
 
-/// Lays the reads out one after the other in memory; each wish's number is its ticket.
+/// Lays the reads out one after the other in memory; each read's number is its ticket.
 pub(crate) fn lay_out(wishes: &[Wish]) -> (Pages, Vec<Read>) {
     let mut memory = Pages::new(wishes.iter().map(|wish| wish.2).sum()).unwrap();
     let start = NonNull::new(memory.as_mut_ptr()).unwrap();
     let mut used = 0;
     let mut reads = Vec::new();
     for (ticket, &(file, offset, len, needed)) in wishes.iter().enumerate() {
-        // SAFETY: the memory is as long as all wishes together.
+        // SAFETY: the memory is as long as all reads together.
         let target = unsafe { start.add(used) };
         let (file, ticket) = (FileIndex(file as u32), ticket as u64);
         let label = [file.0, ticket as u32];
@@ -119,7 +119,7 @@ pub(crate) fn lay_out(wishes: &[Wish]) -> (Pages, Vec<Read>) {
     (memory, reads)
 }
 
-/// Reads all wishes: for each the bytes that were needed, or the error.
+/// Makes all reads: for each the bytes that were needed, or the error.
 pub(crate) fn read_all(
     device: &Arc<dyn Device>,
     method: Method,
@@ -138,7 +138,7 @@ pub(crate) fn read_all(
     let mut used = 0;
     let mut all = Vec::new();
     for (mut result, &(_, _, len, needed)) in results.into_values().zip(wishes) {
-        assert_eq!(result.len(), 1, "told once");
+        assert_eq!(result.len(), 1, "reported once");
         all.push(result.remove(0).map(|()| memory[used..used + needed].to_vec()));
         used += len;
     }

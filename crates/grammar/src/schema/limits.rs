@@ -1,7 +1,7 @@
 //! JSON schemas before they are compiled: limits, references, and how the JSON is written.
 //!
 //! The library follows references by recursion, and copies what a `$ref` leads to wherever other keywords
-//! stand next to it, so a schema of a few lines can ask for any depth and any size. Both are bounded here.
+//! stand next to it, so a schema of a few lines can require any depth and any size. Both are bounded here.
 //! Nothing is fetched: references lead into the schema itself.
 //!
 //! What is written: no white space but at most one space after each comma and colon, so that a model that
@@ -22,7 +22,7 @@ const DEEPEST: usize = 64;
 const MOST_VALUES: usize = 20_000;
 /// Values of an enum.
 const MOST_CONSTANTS: usize = 2_000;
-/// Schemas of which one or all apply: the library looks at them side by side.
+/// Schemas of which one or all apply: the library examines them in parallel.
 const MOST_OPTIONS: usize = 500;
 const MOST_PROPERTIES: usize = 1_000;
 /// Expressions for names of an object: the library compares each with every other, 300 of them for seconds.
@@ -31,7 +31,7 @@ const MOST_PATTERNS: usize = 100;
 const MOST_PAIRS: usize = 1 << 20;
 /// Levels that the library descends at most, through all references: 32 KB of its stack for each.
 const MOST_LEVELS: usize = 4_096;
-/// References in a row that are followed to tell options apart.
+/// References in a row that are followed to distinguish options.
 const MOST_HOPS: usize = 16;
 
 /// Keywords that apply other schemas in place.
@@ -114,7 +114,7 @@ pub(crate) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let met = intersections::largest(schema);
     at_most("pairs in expressions that one text must match", met, MOST_PAIRS)?;
 
-    // Tools ask for it: a keyword that the library cannot follow should not keep a tool from being called.
+    // Tools request it: a keyword that the library cannot follow should not keep a tool from being called.
     let lenient = schema["x-guidance"]["lenient"].as_bool().unwrap_or(false);
     let mut schema = schema.clone();
     leave_notes_out(&mut schema);

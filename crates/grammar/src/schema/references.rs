@@ -70,7 +70,7 @@ pub fn plainly_referring(schema: &Value, unknown: impl Fn(&str) -> Option<String
     plain
 }
 
-/// Takes out regular expressions, which can ask for more than can be followed.
+/// Takes out regular expressions, which can require more than can be followed.
 pub fn leave_expressions_out(schema: &mut Value) {
     visit(schema, &mut |schema| {
         schema.remove("format");

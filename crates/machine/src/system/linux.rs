@@ -64,7 +64,7 @@ pub(crate) fn open_file_limit() -> Option<u64> {
 pub(crate) fn set_open_file_limit(count: u64) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = rustix::process::Rlimit { current: Some(count), ..getrlimit(Resource::Nofile) };
-    // What the system refuses is seen by asking again.
+    // What the system refuses is seen by the next query.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
@@ -77,11 +77,11 @@ pub(crate) fn host_name() -> Option<String> {
     Some(rustix::system::uname().nodename().to_string_lossy().into_owned())
 }
 
-/// The turn that a thread asks for: the shortest the kernel grants.
+/// The time slice that a thread requests: the shortest the kernel grants.
 const SHORT_TURN_NS: u64 = 100_000;
 
-/// Since Linux 6.12 a thread that asks for short turns goes before one that computes. Without that it waits until most of
-/// the other's turn is over, about a millisecond (measured on 6.18, 2026-11-16). Older kernels ignore what is asked, and a
+/// Since Linux 6.12 a thread that requests short time slices runs before one that computes. Without that it waits until most
+/// of the other's slice is over, about a millisecond (measured on 6.18, 2026-11-16). Older kernels ignore the request, and a
 /// sandbox may refuse it: then the thread waits like any other.
 pub(crate) fn wake_promptly() {
     // SAFETY: integers, for which all zeros is a value.

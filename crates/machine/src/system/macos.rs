@@ -1,4 +1,4 @@
-//! macOS: calls of libSystem, since there is no `/proc` and asking `ps` or `vm_stat` costs a process each.
+//! macOS: calls of libSystem, since there is no `/proc` and running `ps` or `vm_stat` costs a process each.
 //!
 //! Available memory is what Activity Monitor would not call used: free pages, pages of files, and pages
 //! that their owners have marked as purgeable.
@@ -127,7 +127,7 @@ pub(crate) fn open_file_limit() -> Option<u64> {
 pub(crate) fn set_open_file_limit(count: u64) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = rustix::process::Rlimit { current: Some(count), ..getrlimit(Resource::Nofile) };
-    // What the system refuses is seen by asking again.
+    // What the system refuses is seen by the next query.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 

@@ -1,4 +1,4 @@
-//! Systems that are not described yet: `--memory` says what cannot be asked.
+//! Systems that are not described yet: `--memory` says what cannot be queried.
 
 use std::fs::File;
 use std::path::Path;

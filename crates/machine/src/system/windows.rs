@@ -1,6 +1,6 @@
 //! Windows: calls of kernel32 and its kin.
 //!
-//! It does not tell which part of the working set is a process's own, nor what went to the page file and
+//! It does not report which part of the working set is a process's own, nor what went to the page file and
 //! back. Huge pages need a privilege that ordinary users do not have.
 
 use std::fs::File;

@@ -60,7 +60,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     })
 }
 
-/// A plain `gate_up_proj` has its inputs first, and a square one could not be told by its shape.
+/// A plain `gate_up_proj` has its inputs first, and a square one could not be recognized by its shape.
 fn refuse_transposed(tensors: &Tensors<'_>, path: &str) -> Result<()> {
     let name = tensors.name(&format!("{path}.mlp.experts.gate_up_proj"));
     if tensors.checkpoint().tensor(&name).is_none() {

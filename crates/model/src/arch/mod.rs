@@ -35,7 +35,7 @@ pub const ARCHITECTURES: &[(&str, SpecOf)] = &[
     ("qwen3_next", qwen3_next::spec),
 ];
 
-/// What multimodal checkpoints have besides the decoder, and what its tensors are called.
+/// What multimodal checkpoints have in addition to the decoder, and what its tensors are called.
 const PARTS: [(&str, &[&str]); 2] = [
     (
         "vision",

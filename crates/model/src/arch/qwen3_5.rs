@@ -1,6 +1,8 @@
 //! Qwen3.5 and 3.6 dense: three gated delta net layers to each gated full-attention layer.
 
-use crate::blocks::{Attention, Delta, Frame, attention, delta, dense, frame};
+use compute::DeltaShape;
+
+use crate::blocks::{Attention, Frame, attention, delta, delta_shape, dense, frame};
 use crate::{DecoderSpec, MixerSpec, Result, Tensors};
 
 /// The model a Qwen3.5 config describes.
@@ -18,7 +20,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
 pub(super) struct Hybrid {
     pub(super) frame: Frame,
     attention: Attention,
-    delta: Delta,
+    delta: DeltaShape,
 }
 
 impl Hybrid {
@@ -27,7 +29,7 @@ impl Hybrid {
         frame.norm_plus = unconverted_norm_offset(tensors);
         let mut attention = Attention::from_config(tensors, 10_000_000.0)?;
         (attention.qk_norm, attention.gated) = (true, true);
-        Ok(Hybrid { frame, attention, delta: Delta::from_config(tensors)? })
+        Ok(Hybrid { frame, attention, delta: delta_shape(tensors)? })
     }
 
     pub(super) fn mixer(

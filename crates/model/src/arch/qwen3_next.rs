@@ -1,8 +1,12 @@
 //! Qwen3-Next (80B-A3B): Qwen3.5's mathematics with fused projections laid out by key head. Converters to GGUF take
 //! one of the two apart.
 
+use compute::DeltaShape;
+
 use super::qwen3_5::{is_full_attention, unconverted_norm_offset};
-use crate::blocks::{Attention, Delta, Frame, Moe, attention, delta_parts, dense, frame, moe};
+use crate::blocks::{
+    Attention, Frame, Moe, attention, delta_parts, delta_shape, dense, frame, moe,
+};
 use crate::{DecoderSpec, MixerSpec, Result, Tensors};
 
 /// The model a Qwen3-Next config describes.
@@ -11,7 +15,7 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
     frame_of.norm_plus = unconverted_norm_offset(tensors);
     let mut attention_of = Attention::from_config(tensors, 10_000_000.0)?;
     (attention_of.qk_norm, attention_of.gated) = (true, true);
-    let delta_of = Delta::from_config(tensors)?;
+    let delta_of = delta_shape(tensors)?;
     let moe_of = Moe::qwen(tensors, false)?;
     frame(tensors, &frame_of, |layer, path| {
         let mixer = if is_full_attention(tensors, layer) {
@@ -31,7 +35,12 @@ pub fn spec(tensors: &Tensors<'_>) -> Result<DecoderSpec> {
 
 /// For each key head the fused rows are its query, its key, its values and their gates; here they
 /// are gathered into all queries, all keys, all values, and all gates. Likewise b and a.
-fn fused_delta(tensors: &Tensors<'_>, path: &str, hidden: usize, d: &Delta) -> Result<MixerSpec> {
+fn fused_delta(
+    tensors: &Tensors<'_>,
+    path: &str,
+    hidden: usize,
+    d: &DeltaShape,
+) -> Result<MixerSpec> {
     let ratio = d.value_heads / d.key_heads;
     let values = ratio * d.value_dim;
     let group = 2 * d.key_dim + 2 * values;

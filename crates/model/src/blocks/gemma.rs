@@ -38,7 +38,7 @@ impl Kinds {
 }
 
 /// `√width`, rounded to the type the model was trained in as the reference does: that of the last norm, which no
-/// converter quantises. In bf16 `√2816` is 53, not 53.07.
+/// converter quantizes. In bf16 `√2816` is 53, not 53.07.
 pub(crate) fn embed_scale(tensors: &Tensors<'_>, width: usize) -> f32 {
     let name = tensors.name("norm.weight");
     let dtype = tensors.checkpoint().tensor(&name).map(|norm| norm.dtype);

@@ -1,6 +1,6 @@
 //! Gated delta net: projections, a short convolution, the delta rule over a recurrent state, a gated norm.
 
-use compute::{DeltaShape, Linear, Norm, Step, Tape, Tensor};
+use compute::{DeltaLayer, Linear, Norm, Step, Tape, Tensor};
 use state::{Memory, Sequence};
 
 use crate::Result;
@@ -16,7 +16,7 @@ pub(super) struct DeltaNet {
     b: Linear,
     a: Linear,
     out: Linear,
-    shape: DeltaShape,
+    layer: DeltaLayer,
     norm: Norm,
 }
 
@@ -30,7 +30,7 @@ impl DeltaNet {
         // Short convolution, then S ← α S + β (v − S k) kᵀ and o = S q, row by row.
         let (arena, runs) = pass.slots(layer);
         let arena = pass.memory.recurrent_mut(arena);
-        let o = pass.step.delta(qkv, a, b, &self.shape, arena, &runs);
+        let o = pass.step.delta(qkv, a, b, &self.layer, arena, &runs);
         let o = pass.step.gated_norm(o, z, &self.norm);
         pass.step.matmul(o, &[&self.out]).remove(0)
     }
@@ -54,16 +54,17 @@ impl DeltaNet {
             return;
         }
         runs.iter_mut().for_each(|run| run.is_trial = false);
-        step.replay(layer, tape, &self.shape, memory.recurrent_mut(arena), &runs);
+        step.replay(layer, tape, &self.layer, memory.recurrent_mut(arena), &runs);
     }
 
     pub(super) fn load(loader: &Loader<'_>, spec: &DeltaSpec) -> Result<DeltaNet> {
-        let channels = spec.channels();
+        let taps = spec.shape.taps;
+        let channels = spec.shape.channels();
         let stored = loader.values(&spec.conv)?; // [channels, taps]
         let mut conv_weight = vec![0.0; stored.len()]; // [taps, channels]
         for channel in 0..channels {
-            for tap in 0..spec.taps {
-                conv_weight[tap * channels + channel] = stored[channel * spec.taps + tap];
+            for tap in 0..taps {
+                conv_weight[tap * channels + channel] = stored[channel * taps + tap];
             }
         }
         let decay: Vec<f32> = loader.values(&spec.a_log)?.iter().map(|a| -a.exp()).collect();
@@ -73,12 +74,8 @@ impl DeltaNet {
             b: loader.linear(&spec.b)?,
             a: loader.linear(&spec.a)?,
             out: loader.linear(&spec.out)?,
-            shape: DeltaShape {
-                key_heads: spec.key_heads,
-                value_heads: spec.value_heads,
-                key_dim: spec.key_dim,
-                value_dim: spec.value_dim,
-                taps: spec.taps,
+            layer: DeltaLayer {
+                shape: spec.shape,
                 conv_weight: loader.place(conv_weight),
                 decay: loader.place(decay),
                 dt_bias: loader.vector(&spec.dt_bias)?,

@@ -141,7 +141,7 @@ impl Moe {
         step.moe(layer, x, routing, self.activation, bank, shared)
     }
 
-    /// Asks the router before the layer's mixer has run: it mostly wants the same, and a bank that reads from a
+    /// Runs the router before the layer's mixer has run: it mostly selects the same experts, and a bank that reads from a
     /// disk can begin. `norm` is the one between the mixer and the feed-forward.
     pub(super) fn look_ahead(
         &self,

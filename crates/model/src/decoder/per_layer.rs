@@ -1,4 +1,4 @@
-//! Per-layer embeddings (Gemma's E models): besides its embedding a token has a row of values for each layer.
+//! Per-layer embeddings (Gemma's E models): in addition to its embedding a token has a row of values for each layer.
 
 use compute::{Activation, Linear, Norm, RowSource, Step, Tensor};
 

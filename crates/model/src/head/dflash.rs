@@ -205,7 +205,7 @@ impl Head {
         for index in 0..self.layers.len() {
             self.layer(pass, h, index);
         }
-        // A mask's row says what stands in its own place; the anchor's is not asked.
+        // A mask's row says what stands in its own place; the anchor's is not used.
         let segments = pass.batch.segments.iter();
         let wanted: Vec<usize> =
             segments.flat_map(|segment| segment.row + 1..segment.row + segment.count).collect();

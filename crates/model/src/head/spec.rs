@@ -8,7 +8,7 @@ use crate::spec::{
 };
 use crate::{Batch, Result, residual};
 
-/// Tokens that a head which drafts one at a time may be asked for: each is guessed from guesses.
+/// Tokens that a head which drafts one at a time may be asked for: each is predicted from predictions.
 const LONGEST_CHAIN: usize = 16;
 
 /// A whole head.
@@ -34,7 +34,7 @@ pub struct HeadSpec {
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "one a model")]
 pub enum HeadKind {
-    /// Multi-token prediction: one layer that goes on from the target's last hidden state, a token at a time.
+    /// Multi-token prediction: one layer that continues from the target's last hidden state, a token at a time.
     Mtp(MtpSpec),
     /// A block of tokens at once, seen through the hidden states of several target layers.
     Dflash(DflashSpec),
@@ -74,7 +74,7 @@ pub struct FeatureSpec {
 }
 
 impl FeatureSpec {
-    /// Makes a batch ask for them.
+    /// Makes a batch request them.
     pub fn ask(&self, batch: &mut Batch) {
         batch.taps.clone_from(&self.taps);
         batch.hidden = self.hidden;
@@ -164,7 +164,7 @@ impl HeadSpec {
     /// Floats of activations one row of the head needs at most, logits excepted.
     pub fn activation_floats(&self) -> usize {
         let layer = |layer: &LayerSpec| layer.activation_floats(self.hidden);
-        // Besides: features, what is made of them and of an embedding, the stream, its norm and the output.
+        // In addition: features, what is made of them and of an embedding, the stream, its norm and the output.
         let widest = self.stack.iter().map(layer).max().unwrap_or(0);
         self.features().width + residual::width(self.hidden) + 8 * self.hidden + widest + 16 * 16
     }
@@ -174,7 +174,7 @@ impl HeadSpec {
         self.features().width + 16
     }
 
-    /// Bytes of quantised copies of the activations that one row needs at most.
+    /// Bytes of quantized copies of the activations that one row needs at most.
     pub fn quantised_bytes(&self) -> usize {
         let linears = self.stack.iter().flat_map(LayerSpec::linears).chain([&self.fc]);
         let widest = linears.map(|linear| linear.slices[0].in_features).max().unwrap_or(0);

@@ -4,10 +4,10 @@ use std::sync::Mutex;
 
 use compute::memory::{ArenaShape, KvFormat, PageId, SlotId};
 use compute::{
-    Activation, AttentionShape, Backend, BackendKind, DeltaShape, Error, ExpertPlace, Features,
-    HeadRows, KvRun, Linear, Matrix, MatrixPlace, Norm, PageTable, RecentPages, ResidentBank,
-    ResidentExpert, Rope, RouterShape, RowSource, SharedExpert, StateRun, Store, Tensor, Weight,
-    weight_memory,
+    Activation, AttentionShape, Backend, BackendKind, DeltaLayer, DeltaShape, Error, ExpertPlace,
+    Features, HeadRows, KvRun, Linear, Matrix, MatrixPlace, Norm, PageTable, RecentPages,
+    ResidentBank, ResidentExpert, Rope, RouterShape, RowSource, SharedExpert, StateRun, Store,
+    Tensor, Weight, weight_memory,
 };
 use format::{Encoding, Float};
 use machine::cpu::Isa;
@@ -112,17 +112,13 @@ fn outcome(kind: BackendKind) -> Outcome {
     let bank = experts(store);
     let attention = AttentionShape::new(4, 2, 16, 16);
     let mut pages = [store.kv(&ArenaShape::of(attention.pages(KvFormat::F16)), 4).expect("pages")];
-    let delta = DeltaShape {
-        key_heads: 1,
-        value_heads: 2,
-        key_dim: 16,
-        value_dim: 16,
-        taps: 4,
+    let delta = DeltaLayer {
+        shape: DeltaShape { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, taps: 4 },
         conv_weight: store.vector(values(5, 4 * 64)),
         decay: store.vector(vec![-0.5, -0.1]),
         dt_bias: store.vector(vec![0.1, 0.2]),
     };
-    let mut states = store.recurrent(delta.state_floats(), 3).expect("states");
+    let mut states = store.recurrent(delta.shape.state_floats(), 3).expect("states");
     let mut tape = store.tape();
     let slab = store.slab(4096).expect("a slab");
     assert_eq!(slab.target(8).addr().get() - slab.target(0).addr().get(), 8);

@@ -454,7 +454,16 @@ fn a_gguf_opens_as_the_model_that_its_twin_is() {
             let layers = spec.layers.iter().map(|layer| match &layer.mixer {
                 model::MixerSpec::Attention(a) => format!("{:?} {}", a.shape, a.rope.rotary_dim),
                 model::MixerSpec::Delta(d) => {
-                    format!("{:?}", [d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.taps])
+                    format!(
+                        "{:?}",
+                        [
+                            d.shape.key_heads,
+                            d.shape.value_heads,
+                            d.shape.key_dim,
+                            d.shape.value_dim,
+                            d.shape.taps
+                        ]
+                    )
                 }
             });
             let layers: Vec<String> = layers.collect();

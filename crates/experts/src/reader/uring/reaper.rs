@@ -1,6 +1,6 @@
 //! The thread that collects completions, and what it does once the ring has failed.
 //!
-//! It then starts threads for everything that has not begun, and goes on collecting until the kernel has no read
+//! It then starts threads for everything that has not begun, and continues collecting until the kernel has no read
 //! left, by looking at the completion queue: waiting may be what failed. Afterwards it is one of the threads.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! Memory, its limits and this process's share of it, as `/proc` tells.
+//! Memory, its limits and this process's share of it, as `/proc` reports them.
 
 use std::path::Path;
 
