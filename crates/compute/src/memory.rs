@@ -19,7 +19,7 @@ use machine::pages::Pages;
 
 pub use arena::{KvArena, RecurrentArena};
 pub use pages::{
-    ArenaShape, BLOCK, KvCode, KvFormat, MOST_CHUNK_PAGES, PageId, PageShape, Plane, PlaneOrder,
+    ArenaShape, BLOCK, KvCode, KvFormat, MOST_EXTENT_PAGES, PageId, PageShape, Plane, PlaneOrder,
 };
 pub(crate) use pages::{PANEL, PageMemory, PlaneBlock, ShapedPages, panel_width};
 

@@ -19,8 +19,8 @@ pub trait Store: Send + Sync {
     fn region(&self, filled: Pages) -> Result<Region>;
     /// Takes over values.
     fn vector(&self, values: Vec<f32>) -> Vector;
-    /// Room for chunks of pages. Nothing of it is resident until it is written.
-    fn kv(&self, shape: &ArenaShape, chunk_count: usize) -> machine::Result<KvArena>;
+    /// Room for extents of pages. Nothing of it is resident until it is written.
+    fn kv(&self, shape: &ArenaShape, extent_count: usize) -> machine::Result<KvArena>;
     /// Room for recurrent states of one size, all zeros.
     fn recurrent(&self, slot_floats: usize, slot_count: usize) -> machine::Result<RecurrentArena>;
     /// An empty tape.
@@ -42,8 +42,8 @@ impl Store for HostStore {
         Vector::host(values)
     }
 
-    fn kv(&self, shape: &ArenaShape, chunk_count: usize) -> machine::Result<KvArena> {
-        KvArena::new(shape.clone(), chunk_count)
+    fn kv(&self, shape: &ArenaShape, extent_count: usize) -> machine::Result<KvArena> {
+        KvArena::new(shape.clone(), extent_count)
     }
 
     fn recurrent(&self, slot_floats: usize, slot_count: usize) -> machine::Result<RecurrentArena> {

@@ -69,7 +69,7 @@ pub struct Capacity {
     pub sequences: usize,
     /// States kept besides those of the live sequences.
     pub checkpoints: usize,
-    /// The most positions one step adds, over all its sequences: the prefill chunk. Sliding layers hold them all
+    /// The most positions one step adds, over all its sequences: the prefill extent. Sliding layers hold them all
     /// until the step has run.
     pub step_tokens: usize,
 }
@@ -237,13 +237,13 @@ impl Layout {
     /// Bytes that a [`Memory`](crate::Memory) of this capacity maps.
     pub fn memory_bytes(&self, capacity: &Capacity) -> usize {
         let arenas = self.page_arenas(capacity);
-        let kv = arenas.iter().fold(0, |sum: usize, (arena, chunks)| {
-            sum.saturating_add(arena.chunk_bytes().saturating_mul(*chunks))
+        let kv = arenas.iter().fold(0, |sum: usize, (arena, extents)| {
+            sum.saturating_add(arena.extent_bytes().saturating_mul(*extents))
         });
         kv.saturating_add(self.recurrent_bytes().saturating_mul(capacity.slots()))
     }
 
-    /// The arenas of a [`Memory`](crate::Memory) of this capacity, and how many chunks each has.
+    /// The arenas of a [`Memory`](crate::Memory) of this capacity, and how many extents each has.
     ///
     /// Pages of one shape have an arena of their own. Where sequences may have different codes, all pages share one, so
     /// that what one code does not take is there for another.
@@ -260,10 +260,10 @@ impl Layout {
             return shapes.into_iter().map(arena).collect();
         }
         let arena = ArenaShape::mixed(shapes.iter().map(|(shape, _)| shape.clone()).collect());
-        let chunks = shapes.iter().enumerate().fold(0, |sum: usize, (index, (_, pages))| {
-            sum.saturating_add(pages.div_ceil(arena.chunk_pages(index).max(1)))
+        let extents = shapes.iter().enumerate().fold(0, |sum: usize, (index, (_, pages))| {
+            sum.saturating_add(pages.div_ceil(arena.extent_pages(index).max(1)))
         });
-        vec![(arena, chunks)]
+        vec![(arena, extents)]
     }
 
     /// Bytes of `count(group)` pages of each group.

@@ -105,12 +105,12 @@ impl Memory {
         let (mut kv, mut page_pools) = (Vec::new(), Vec::new());
         for (shape, count) in arenas {
             let sizes: Vec<usize> =
-                (0..shape.shapes().len()).map(|i| shape.chunk_pages(i)).collect();
+                (0..shape.shapes().len()).map(|i| shape.extent_pages(i)).collect();
             let pages = count.saturating_mul(sizes.iter().copied().max().unwrap_or(1));
             id_count("KV pages", pages)?;
             let pool = LeasePool::new(sizes, id_count("KV pages", count)?);
             kv.push(store.kv(&shape, count).map_err(|source| {
-                let bytes = shape.chunk_bytes().saturating_mul(count);
+                let bytes = shape.extent_bytes().saturating_mul(count);
                 Error::Map { what: "KV pages", bytes, source: source.into() }
             })?);
             page_pools.push(pool);
@@ -189,11 +189,11 @@ impl Memory {
     /// Whether sequences could each grow by so many positions, `step` at a time, if no other sequence held any pages.
     /// (Recurrent slots are not looked at: a sequence never takes more of them.)
     pub fn can_hold(&self, sequences: &[(&Sequence, usize)], step: usize) -> bool {
-        // For each arena and shape: chunks that they hold pages in, pages of those, and pages that they will hold.
+        // For each arena and shape: extents that they hold pages in, pages of those, and pages that they will hold.
         let mut needs: Vec<Vec<Need>> = Vec::new();
         for pool in &self.page_pools {
-            let (chunks, _) = pool.chunks();
-            let need = |shape| Need { held: vec![0; chunks], needed: 0, size: pool.size(shape) };
+            let (extents, _) = pool.extents();
+            let need = |shape| Need { held: vec![0; extents], needed: 0, size: pool.size(shape) };
             needs.push((0..pool.kinds()).map(need).collect());
         }
         for &(sequence, count) in sequences {
@@ -204,14 +204,16 @@ impl Memory {
                 need.needed = need.needed.saturating_add(pages.growth(len, end, step));
                 for page in table.pages {
                     // Those that several share count once.
-                    let (chunk, place) = (page.0 as usize / need.size, page.0 as usize % need.size);
-                    need.held[chunk] |= 1 << place;
+                    let (extent, place) =
+                        (page.0 as usize / need.size, page.0 as usize % need.size);
+                    need.held[extent] |= 1 << place;
                 }
             }
         }
         let fits = |(needs, pool): (&Vec<Need>, &Arc<LeasePool>)| {
-            let chunks = needs.iter().fold(0, |sum: usize, need| sum.saturating_add(need.chunks()));
-            chunks <= pool.chunks().0
+            let extents =
+                needs.iter().fold(0, |sum: usize, need| sum.saturating_add(need.extents()));
+            extents <= pool.extents().0
         };
         needs.iter().zip(&self.page_pools).all(fits)
     }
@@ -321,10 +323,10 @@ impl Memory {
         self.recurrent[arena].pool.free(0)
     }
 
-    /// Chunks of pages of all KV arenas, and how many of them are free: pages, where sequences have one code.
+    /// Extents of pages of all KV arenas, and how many of them are free: pages, where sequences have one code.
     pub fn pages(&self) -> (usize, usize) {
-        let chunks = self.page_pools.iter().map(|pool| pool.chunks());
-        chunks.fold((0, 0), |(all, free), chunks| (all + chunks.0, free + chunks.1))
+        let extents = self.page_pools.iter().map(|pool| pool.extents());
+        extents.fold((0, 0), |(all, free), extents| (all + extents.0, free + extents.1))
     }
 
     /// Recurrent states there is room for, each of all recurrent layers, and how many of them are free.
@@ -350,10 +352,10 @@ impl Memory {
         kv.chain(recurrent).sum()
     }
 
-    /// Bytes of the chunks and slots that are free.
+    /// Bytes of the extents and slots that are free.
     pub fn free_bytes(&self) -> usize {
         let kv = self.kv.iter().zip(&self.page_pools);
-        let kv = kv.map(|(arena, pool)| pool.chunks().1 * arena.shape().chunk_bytes());
+        let kv = kv.map(|(arena, pool)| pool.extents().1 * arena.shape().extent_bytes());
         let recurrent = self.recurrent.iter();
         let recurrent = recurrent.map(|arena| arena.pool.free(0) * arena.bytes.slot_bytes());
         kv.chain(recurrent).sum()
@@ -368,23 +370,23 @@ impl Memory {
 
 /// Pages of one shape that some sequences hold and will hold.
 struct Need {
-    /// For each chunk a bit for each page.
+    /// For each extent a bit for each page.
     held: Vec<u64>,
     /// Pages beyond those.
     needed: usize,
-    /// Pages of a chunk.
+    /// Pages of an extent.
     size: usize,
 }
 
 impl Need {
-    /// Chunks of this shape that it takes.
-    fn chunks(&self) -> usize {
-        let (mut chunks, mut pages) = (0, 0);
+    /// Extents of this shape that it takes.
+    fn extents(&self) -> usize {
+        let (mut extents, mut pages) = (0, 0);
         for held in self.held.iter().filter(|held| **held != 0) {
-            (chunks, pages) = (chunks + 1, pages + held.count_ones() as usize);
+            (extents, pages) = (extents + 1, pages + held.count_ones() as usize);
         }
-        let room = chunks * self.size - pages;
-        chunks.saturating_add(self.needed.saturating_sub(room).div_ceil(self.size))
+        let room = extents * self.size - pages;
+        extents.saturating_add(self.needed.saturating_sub(room).div_ceil(self.size))
     }
 }
 

@@ -220,16 +220,16 @@ impl World {
         }
         self.check_bytes(&pages);
         let mut free_bytes = self.memory.bytes();
-        let chunks: BTreeSet<(usize, usize)> = pages
+        let extents: BTreeSet<(usize, usize)> = pages
             .iter()
             .map(|&(arena, shape, page)| {
-                let size = self.memory.kv()[arena].shape().chunk_pages(shape);
+                let size = self.memory.kv()[arena].shape().extent_pages(shape);
                 (arena, page.0 as usize / size)
             })
             .collect();
         for (arena, kv) in self.memory.kv().iter().enumerate() {
-            let used = chunks.iter().filter(|chunk| chunk.0 == arena).count();
-            free_bytes -= used * kv.shape().chunk_bytes();
+            let used = extents.iter().filter(|extent| extent.0 == arena).count();
+            free_bytes -= used * kv.shape().extent_bytes();
         }
         for arena in 0..self.memory.recurrent_count() {
             let used = slots.iter().filter(|slot| slot.0 == arena).count();
@@ -244,9 +244,9 @@ impl World {
     fn check_bytes(&self, pages: &BTreeSet<(usize, usize, PageId)>) {
         let range = |&(arena, shape, page): &(usize, usize, PageId)| {
             let of = self.memory.kv()[arena].shape();
-            let (size, bytes) = (of.chunk_pages(shape), of.shapes()[shape].bytes());
+            let (size, bytes) = (of.extent_pages(shape), of.shapes()[shape].bytes());
             let page = page.0 as usize;
-            let start = page / size * of.chunk_bytes() + page % size * bytes;
+            let start = page / size * of.extent_bytes() + page % size * bytes;
             (arena, start, start + bytes)
         };
         let mut ranges: Vec<_> = pages.iter().map(range).collect();

@@ -14,7 +14,7 @@ use super::{ArenaShape, PageId, PageMemory, SlotId, SlotMemory, slot_bytes};
 #[derive(Debug)]
 pub struct KvArena {
     shape: ArenaShape,
-    chunk_count: usize,
+    extent_count: usize,
     /// Pages to be copied over others of their shape.
     copies: Vec<PageCopy>,
     memory: Memory<PageMemory>,
@@ -70,10 +70,10 @@ impl<T> Memory<T> {
 }
 
 impl KvArena {
-    /// Maps `chunk_count` chunks of host memory; nothing is resident until it is written.
-    pub(crate) fn new(shape: ArenaShape, chunk_count: usize) -> Result<KvArena> {
-        let memory = Memory::Host(PageMemory::new(&shape, chunk_count)?);
-        Ok(KvArena { shape, chunk_count, copies: Vec::new(), memory })
+    /// Maps `extent_count` extents of host memory; nothing is resident until it is written.
+    pub(crate) fn new(shape: ArenaShape, extent_count: usize) -> Result<KvArena> {
+        let memory = Memory::Host(PageMemory::new(&shape, extent_count)?);
+        Ok(KvArena { shape, extent_count, copies: Vec::new(), memory })
     }
 
     /// What its pages may hold.
@@ -81,14 +81,14 @@ impl KvArena {
         &self.shape
     }
 
-    /// How many chunks there are.
-    pub fn chunk_count(&self) -> usize {
-        self.chunk_count
+    /// How many extents there are.
+    pub fn extent_count(&self) -> usize {
+        self.extent_count
     }
 
-    /// Bytes of all chunks.
+    /// Bytes of all extents.
     pub fn bytes(&self) -> usize {
-        self.chunk_count * self.shape.chunk_bytes()
+        self.extent_count * self.shape.extent_bytes()
     }
 
     /// Makes the whole arena resident now, where that is the host's to do.
@@ -244,7 +244,7 @@ impl KvArena {
     /// The arena with the copies that are due, for an operation in a queue.
     pub(crate) fn record(&mut self) -> KvArena {
         let (copies, memory) = (std::mem::take(&mut self.copies), self.memory.again());
-        KvArena { shape: self.shape.clone(), chunk_count: self.chunk_count, copies, memory }
+        KvArena { shape: self.shape.clone(), extent_count: self.extent_count, copies, memory }
     }
 
     /// The arenas in host memory, while `run` runs.

@@ -16,11 +16,11 @@ pub const BLOCK: usize = 64;
 /// Columns of a vector that lie together in [`PlaneOrder::Panels`]; the last panel may be narrower.
 pub(crate) const PANEL: usize = 64;
 
-/// The most pages of the largest shape in a chunk.
-const CHUNK_PAGES: usize = 8;
+/// The most pages of the largest shape in an extent.
+const EXTENT_PAGES: usize = 8;
 
-/// The most pages of any shape in a chunk: one bit each in a word.
-pub const MOST_CHUNK_PAGES: usize = 64;
+/// The most pages of any shape in an extent: one bit each in a word.
+pub const MOST_EXTENT_PAGES: usize = 64;
 
 /// Panels are rounded up to so many columns.
 const LANES: usize = 16;
@@ -93,12 +93,12 @@ pub struct Plane {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PageShape(Vec<Plane>);
 
-/// What the pages of an arena may hold. Pages of several shapes share the arena's bytes chunk by chunk: the pages of one
-/// chunk are all of one shape, and a chunk may change its shape whenever none of its pages is in use.
+/// What the pages of an arena may hold. Pages of several shapes share the arena's bytes extent by extent: the pages of one
+/// extent are all of one shape, and an extent may change its shape whenever none of its pages is in use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArenaShape {
     shapes: Vec<PageShape>,
-    chunk_bytes: usize,
+    extent_bytes: usize,
 }
 
 impl Plane {
@@ -152,21 +152,21 @@ impl PageShape {
 }
 
 impl ArenaShape {
-    /// Pages of one shape: a page is a chunk.
+    /// Pages of one shape: a page is an extent.
     pub fn of(shape: PageShape) -> ArenaShape {
-        ArenaShape { chunk_bytes: shape.bytes(), shapes: vec![shape] }
+        ArenaShape { extent_bytes: shape.bytes(), shapes: vec![shape] }
     }
 
-    /// Pages of any of these shapes, in chunks of so many of the largest that little is left over of any.
+    /// Pages of any of these shapes, in extents of so many of the largest that little is left over of any.
     pub fn mixed(shapes: Vec<PageShape>) -> ArenaShape {
         let largest = shapes.iter().map(PageShape::bytes).max().unwrap_or(0);
-        let waste = |chunk: usize| {
-            let left = shapes.iter().map(|shape| chunk % shape.bytes().max(1));
-            left.max().unwrap_or(0) as f64 / chunk.max(1) as f64
+        let waste = |extent: usize| {
+            let left = shapes.iter().map(|shape| extent % shape.bytes().max(1));
+            left.max().unwrap_or(0) as f64 / extent.max(1) as f64
         };
-        let sizes = (1..=CHUNK_PAGES).map(|pages| largest.saturating_mul(pages));
-        let chunk_bytes = sizes.min_by(|&a, &b| waste(a).total_cmp(&waste(b))).unwrap_or(0);
-        ArenaShape { shapes, chunk_bytes }
+        let sizes = (1..=EXTENT_PAGES).map(|pages| largest.saturating_mul(pages));
+        let extent_bytes = sizes.min_by(|&a, &b| waste(a).total_cmp(&waste(b))).unwrap_or(0);
+        ArenaShape { shapes, extent_bytes }
     }
 
     /// The shapes, in order.
@@ -174,14 +174,14 @@ impl ArenaShape {
         &self.shapes
     }
 
-    /// Bytes of a chunk.
-    pub fn chunk_bytes(&self) -> usize {
-        self.chunk_bytes
+    /// Bytes of an extent.
+    pub fn extent_bytes(&self) -> usize {
+        self.extent_bytes
     }
 
-    /// Pages of a shape that a chunk has room for.
-    pub fn chunk_pages(&self, shape: usize) -> usize {
-        (self.chunk_bytes / self.shapes[shape].bytes().max(1)).min(MOST_CHUNK_PAGES)
+    /// Pages of a shape that an extent has room for.
+    pub fn extent_pages(&self, shape: usize) -> usize {
+        (self.extent_bytes / self.shapes[shape].bytes().max(1)).min(MOST_EXTENT_PAGES)
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn panel_width(width: usize, column: usize) -> usize {
 /// Pages of an arena in host memory.
 #[derive(Debug)]
 pub(crate) struct PageMemory {
-    /// For each shape the pages that there are if all chunks have it.
+    /// For each shape the pages that there are if all extents have it.
     shaped: Vec<ShapedPages>,
     memory: Pages,
 }
@@ -205,8 +205,8 @@ pub(crate) struct ShapedPages {
     /// Where each plane starts in a page.
     starts: Vec<usize>,
     page_bytes: usize,
-    chunk_bytes: usize,
-    chunk_pages: usize,
+    extent_bytes: usize,
+    extent_pages: usize,
     page_count: usize,
     isa: Isa,
     base: *mut u8,
@@ -269,9 +269,9 @@ impl<'a> PlaneBlock<'a> {
 }
 
 impl PageMemory {
-    /// Maps `chunk_count` chunks; nothing is resident until it is written.
-    pub(crate) fn new(arena: &ArenaShape, chunk_count: usize) -> Result<PageMemory> {
-        let mut memory = Pages::new(arena.chunk_bytes().saturating_mul(chunk_count))?;
+    /// Maps `extent_count` extents; nothing is resident until it is written.
+    pub(crate) fn new(arena: &ArenaShape, extent_count: usize) -> Result<PageMemory> {
+        let mut memory = Pages::new(arena.extent_bytes().saturating_mul(extent_count))?;
         let (base, isa) = (memory.as_mut_ptr(), machine::cpu::isa());
         let shaped = |(index, shape): (usize, &PageShape)| {
             let starts = shape.planes().iter().scan(0, |end, plane| {
@@ -279,14 +279,14 @@ impl PageMemory {
                 *end += plane.bytes();
                 Some(start)
             });
-            let chunk_pages = arena.chunk_pages(index);
+            let extent_pages = arena.extent_pages(index);
             ShapedPages {
                 shape: shape.clone(),
                 starts: starts.collect(),
                 page_bytes: shape.bytes(),
-                chunk_bytes: arena.chunk_bytes(),
-                chunk_pages,
-                page_count: chunk_pages * chunk_count,
+                extent_bytes: arena.extent_bytes(),
+                extent_pages,
+                page_count: extent_pages * extent_count,
                 isa,
                 base,
             }
@@ -419,9 +419,9 @@ impl ShapedPages {
     fn page_ptr(&self, page: PageId) -> *mut u8 {
         let index = page.0 as usize;
         assert!(index < self.page_count);
-        let (chunk, index) = (index / self.chunk_pages, index % self.chunk_pages);
+        let (extent, index) = (index / self.extent_pages, index % self.extent_pages);
         // SAFETY: the page is in range, so the offset is inside the mapping.
-        unsafe { self.base.add(chunk * self.chunk_bytes + index * self.page_bytes) }
+        unsafe { self.base.add(extent * self.extent_bytes + index * self.page_bytes) }
     }
 
     fn head_ptr(&self, page: PageId, plane: usize, head: usize) -> *mut u8 {

@@ -146,15 +146,15 @@ fn threads_write_disjoint_slots_of_one_page() {
 }
 
 #[test]
-fn shapes_share_an_arena_chunk_by_chunk() {
+fn shapes_share_an_arena_extent_by_extent() {
     let narrow = PageShape::new(vec![plane(1, 8, PlaneOrder::Columns, KvFormat::F16)]);
     let wide = PageShape::new(vec![plane(3, 16, PlaneOrder::Columns, KvFormat::F32)]);
     let shape = ArenaShape::mixed(vec![wide.clone(), narrow.clone()]);
     assert_eq!(shape.shapes(), [wide.clone(), narrow.clone()]);
     // Twelve narrow pages are as large as a wide one.
-    assert_eq!((shape.chunk_pages(0), shape.chunk_pages(1)), (1, 12));
+    assert_eq!((shape.extent_pages(0), shape.extent_pages(1)), (1, 12));
     let mut memory = PageMemory::new(&shape, 3).unwrap();
-    // The first and the last chunk hold wide pages, the one between them narrow ones.
+    // The first and the last extent hold wide pages, the one between them narrow ones.
     for page in [0, 2].map(PageId) {
         memory.shaped_mut(0).write(page, 7, &[&[page.0 as f32 + 1.0; 48]]);
     }
@@ -169,14 +169,14 @@ fn shapes_share_an_arena_chunk_by_chunk() {
 }
 
 #[test]
-fn chunks_leave_little_over() {
+fn extents_leave_little_over() {
     let bytes = |heads| plane(heads, 16, PlaneOrder::Columns, KvFormat::F16);
     for (large, small) in [(16, 9), (16, 5), (31, 17), (8, 8), (33, 1)] {
         let shapes = [large, small].map(|heads| PageShape::new(vec![bytes(heads)]));
         let shape = ArenaShape::mixed(shapes.to_vec());
         for (index, page) in shapes.iter().enumerate() {
-            let used = shape.chunk_pages(index) * page.bytes();
-            assert!(used * 10 >= shape.chunk_bytes() * 9, "{large} and {small}");
+            let used = shape.extent_pages(index) * page.bytes();
+            assert!(used * 10 >= shape.extent_bytes() * 9, "{large} and {small}");
         }
     }
 }

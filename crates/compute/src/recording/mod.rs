@@ -91,8 +91,8 @@ impl Store for RecordingStore {
         Vector::recorded(self.locked(values.into()), len)
     }
 
-    fn kv(&self, shape: &ArenaShape, chunk_count: usize) -> machine::Result<KvArena> {
-        Ok(KvArena::new(shape.clone(), chunk_count)?.into_recorded())
+    fn kv(&self, shape: &ArenaShape, extent_count: usize) -> machine::Result<KvArena> {
+        Ok(KvArena::new(shape.clone(), extent_count)?.into_recorded())
     }
 
     fn recurrent(&self, slot_floats: usize, slot_count: usize) -> machine::Result<RecurrentArena> {
