@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 #[cfg(feature = "recording")]
-use crate::recording::Shared;
+use crate::recording::gate::DeviceMemory;
 
 /// What the delta layers of a model were given in one step, so that rows which turned out to be right can
 /// be run again, with the same kernel. Made by a [`Store`](crate::Store).
@@ -16,7 +16,7 @@ pub struct Tape(TapeMemory);
 enum TapeMemory {
     Host(HostTape),
     #[cfg(feature = "recording")]
-    Recorded(Shared<HostTape>),
+    Recorded(DeviceMemory<HostTape>),
 }
 
 /// By layer; empty for those that are not recurrent.
@@ -74,7 +74,7 @@ impl Tape {
 impl Tape {
     /// An empty one of a recording backend.
     pub(crate) fn recorded() -> Tape {
-        Tape(TapeMemory::Recorded(Shared::new(HostTape::default())))
+        Tape(TapeMemory::Recorded(DeviceMemory::new(HostTape::default())))
     }
 
     /// The same tape again, for an operation in a queue.
@@ -117,7 +117,7 @@ enum FeatureSource {
     Zeros,
     Host(Arc<[f32]>),
     #[cfg(feature = "recording")]
-    Recorded(Shared<Vec<f32>>),
+    Recorded(DeviceMemory<Vec<f32>>),
 }
 
 impl Features {
@@ -225,7 +225,7 @@ impl Features {
 #[cfg(feature = "recording")]
 impl Features {
     /// Rows that an operation in a queue will write.
-    pub(crate) fn recorded(memory: Shared<Vec<f32>>, rows: usize, width: usize) -> Features {
+    pub(crate) fn recorded(memory: DeviceMemory<Vec<f32>>, rows: usize, width: usize) -> Features {
         Features::of(rows, width, FeatureSource::Recorded(memory))
     }
 

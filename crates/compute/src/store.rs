@@ -10,7 +10,7 @@ use machine::pages::Pages;
 
 use crate::memory::{ArenaShape, KvArena, RecurrentArena};
 #[cfg(feature = "recording")]
-use crate::recording::Locked;
+use crate::recording::gate::Locked;
 use crate::{Error, Result, Tape};
 
 /// Memory of a backend.

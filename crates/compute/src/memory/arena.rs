@@ -6,7 +6,7 @@
 use machine::Result;
 
 #[cfg(feature = "recording")]
-use crate::recording::Shared;
+use crate::recording::gate::DeviceMemory;
 
 use super::{ArenaShape, PageId, PageMemory, SlotId, SlotMemory, slot_bytes};
 
@@ -48,7 +48,7 @@ enum SlotMove {
 enum Memory<T> {
     Host(T),
     #[cfg(feature = "recording")]
-    Recorded(Shared<T>),
+    Recorded(DeviceMemory<T>),
 }
 
 impl<T> Memory<T> {
@@ -206,7 +206,7 @@ impl RecurrentArena {
 impl<T> Memory<T> {
     fn into_recorded(self) -> Memory<T> {
         match self {
-            Memory::Host(memory) => Memory::Recorded(Shared::new(memory)),
+            Memory::Host(memory) => Memory::Recorded(DeviceMemory::new(memory)),
             Memory::Recorded(_) => self,
         }
     }

@@ -6,10 +6,10 @@
 //! Invariant: results are the CPU's, to the bit.
 
 mod bank;
+pub(crate) mod gate;
 mod step;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use machine::cpu::Isa;
 use machine::pages::Pages;
@@ -19,12 +19,13 @@ use crate::memory::{ArenaShape, KvArena, RecurrentArena};
 use crate::store::{Region, Slab, Store, Vector, weight_memory};
 use crate::{CpuBackend, CpuStep, Result, Tape};
 
+use gate::{Gate, Locked};
 use step::RecordingStep;
 
 /// An operation that waits for the next submit.
 type Operation = Box<dyn FnOnce(&mut CpuStep<'_>) + Send>;
 
-/// A backend that computes when it is told to.
+/// A backend that computes when a step is submitted.
 pub struct RecordingBackend {
     /// Runs the queue: the arena of activations is its own.
     cpu: CpuBackend,
@@ -74,7 +75,7 @@ pub(crate) struct RecordingStore {
 
 impl RecordingStore {
     fn locked<T>(&self, value: T) -> Locked<T> {
-        Locked { value, gate: self.gate.clone() }
+        Locked::new(value, &self.gate)
     }
 }
 
@@ -106,72 +107,5 @@ impl Store for RecordingStore {
     fn slab(&self, bytes: usize) -> machine::Result<Slab> {
         // Host memory, as a device would import it.
         Slab::new(bytes)
-    }
-}
-
-/// Whether the queue runs.
-#[derive(Clone, Debug, Default)]
-struct Gate(Arc<AtomicBool>);
-
-/// The gate is open as long as this lives.
-struct Open(Gate);
-
-impl Gate {
-    fn open(&self) -> Open {
-        self.0.store(true, Ordering::SeqCst);
-        Open(self.clone())
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.0.store(false, Ordering::SeqCst);
-    }
-}
-
-/// Something that can be reached only while the queue runs.
-#[derive(Clone, Debug)]
-pub(crate) struct Locked<T> {
-    value: T,
-    gate: Gate,
-}
-
-impl<T> Locked<T> {
-    pub(crate) fn open(&self) -> &T {
-        assert!(self.gate.0.load(Ordering::SeqCst), "memory of a device is read by the host");
-        &self.value
-    }
-}
-
-/// Something of the backend's that the host holds by name and operations in the queue change.
-#[derive(Debug)]
-pub(crate) struct Shared<T>(Arc<Mutex<Option<T>>>);
-
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Shared<T> {
-        Shared(Arc::clone(&self.0))
-    }
-}
-
-impl<T> Shared<T> {
-    pub(crate) fn new(value: T) -> Shared<T> {
-        Shared(Arc::new(Mutex::new(Some(value))))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes it out, for one operation.
-    pub(crate) fn take(&self) -> T {
-        self.lock().take().expect("one operation runs at a time")
-    }
-
-    pub(crate) fn put(&self, value: T) {
-        *self.lock() = Some(value);
-    }
-
-    pub(crate) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
-        look(self.lock().as_ref().expect("one operation runs at a time"))
     }
 }

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use format::Encoding;
 
 use super::bank::{CompleteLayer, DividedLayers};
-use super::{Operation, RecordingBackend, Shared};
+use super::gate::DeviceMemory;
+use super::{Operation, RecordingBackend};
 use crate::memory::{KvArena, PageId, RecurrentArena};
 use crate::step::{
     Activation, AttentionShape, DeltaLayer, Fence, HeadRows, KvRun, Linear, Mark, PageTable,
@@ -96,8 +97,8 @@ impl Step for RecordingStep<'_> {
 
     fn retain(&mut self, parts: &[Tensor], rows: &[Range<usize>]) -> Vec<Features> {
         let width = parts.iter().map(|part| part.cols).sum();
-        let memories: Vec<Shared<Vec<f32>>> =
-            rows.iter().map(|_| Shared::new(Vec::new())).collect();
+        let memories: Vec<DeviceMemory<Vec<f32>>> =
+            rows.iter().map(|_| DeviceMemory::new(Vec::new())).collect();
         let promised = memories.iter().zip(rows);
         let promised = promised
             .map(|(memory, rows)| Features::recorded(memory.clone(), rows.len(), width))
