@@ -151,6 +151,18 @@ pub(super) enum Suffix {
     Scale,
 }
 
+impl Suffix {
+    /// How a name ends for us.
+    pub(super) fn ending(self) -> &'static str {
+        match self {
+            Suffix::None => "",
+            Suffix::Weight => ".weight",
+            Suffix::Bias => ".bias",
+            Suffix::Scale => ".output_scale",
+        }
+    }
+}
+
 /// The entry of a name, by the first table that has it.
 pub(super) fn find(tables: &[Names], name: &str) -> Option<(Name, Suffix)> {
     let entry = |name: &str| {

@@ -88,6 +88,11 @@ impl<'a> Outline<'a> {
         self.u64(key)?.ok_or_else(|| self.refuse(key, "a whole number"))
     }
 
+    /// The width of the stream.
+    pub(super) fn hidden(&self) -> Result<usize> {
+        Ok(usize::try_from(self.require("embedding_length")?).unwrap_or(usize::MAX))
+    }
+
     pub(super) fn per_layer(&self, key: &str) -> Result<Option<Vec<u64>>> {
         self.metadata.per_layer(&self.key(key), self.layers)
     }
@@ -170,7 +175,7 @@ impl<'a> Outline<'a> {
         Ok(layers)
     }
 
-    /// Which layers have a window: those the pattern says, or all but every so-manieth.
+    /// Which layers have a window: those the pattern says, or all but every one at the end of a period.
     fn slides(&self) -> Result<Vec<bool>> {
         let usual = match self.family() {
             Family::Gemma3 | Family::Gemma4 => 6,

@@ -133,13 +133,12 @@ impl Placed {
     }
 
     fn push(&mut self, tensor: &Tensor, prefix: String, (_, path, form): Name, suffix: Suffix) {
-        let path = prefix + path;
-        let tensor = match suffix {
-            Suffix::None => Tensor { name: path, ..shaped(tensor, form) },
-            Suffix::Weight => Tensor { name: format!("{path}.weight"), ..shaped(tensor, form) },
-            Suffix::Bias => Tensor { name: format!("{path}.bias"), ..tensor.clone() },
-            Suffix::Scale => Tensor { name: format!("{path}.output_scale"), ..tensor.clone() },
+        let form = match suffix {
+            Suffix::None | Suffix::Weight => form,
+            Suffix::Bias | Suffix::Scale => Form::Plain,
         };
+        let name = prefix + path + suffix.ending();
+        let tensor = Tensor { name, ..shaped(tensor, form) };
         if suffix == Suffix::Scale {
             self.conversion.output_scales.push(tensor.clone());
         }
@@ -155,16 +154,11 @@ impl Placed {
         suffix: Suffix,
         layer: usize,
     ) -> Result<()> {
-        let ending = match suffix {
-            Suffix::None => "",
-            Suffix::Weight => ".weight",
-            Suffix::Bias => ".bias",
-            Suffix::Scale => ".output_scale",
-        };
+        let named = |name: &str| format!("{path}.{name}{}", suffix.ending());
         if suffix == Suffix::Scale {
             // One for all three.
             for name in ["q_proj", "k_proj", "v_proj"] {
-                let tensor = Tensor { name: format!("{path}.{name}{ending}"), ..tensor.clone() };
+                let tensor = Tensor { name: named(name), ..tensor.clone() };
                 self.conversion.output_scales.push(tensor.clone());
                 self.tensors.push(tensor);
             }
@@ -177,15 +171,18 @@ impl Placed {
         let rows = tensor.shape.first().copied().unwrap_or(0);
         let both = query_rows.saturating_add(key_rows);
         let value_rows = if rows == both { 0 } else { key_rows };
-        let expected = both.saturating_add(value_rows);
-        if rows != expected || rows == 0 {
-            let rest = tensor.shape.iter().skip(1);
-            return Err(Error::Shape {
-                path: outline.metadata.path().to_owned(),
-                tensor: tensor.name.clone(),
-                expected: std::iter::once(&expected).chain(rest).copied().collect(),
-                got: tensor.shape.clone(),
-            });
+        let mut expected = vec![both.saturating_add(value_rows)];
+        if suffix != Suffix::Bias {
+            expected.push(tensor.shape.get(1).copied().unwrap_or(outline.hidden()?));
+        }
+        let (path, name) = (outline.metadata.path().to_owned(), tensor.name.clone());
+        if tensor.shape != expected || rows == 0 {
+            return Err(Error::Shape { path, tensor: name, expected, got: tensor.shape.clone() });
+        }
+        if suffix == Suffix::Bias && !tensor.dtype.is_float() {
+            // In blocks, values of a row cannot be told apart by their bytes.
+            let expected = "an F32, F16 or BF16 bias";
+            return Err(Error::WrongDtype { path, tensor: name, expected, got: tensor.dtype });
         }
         let mut first = 0;
         for (name, count) in [("q_proj", query_rows), ("k_proj", key_rows), ("v_proj", value_rows)]
@@ -194,7 +191,7 @@ impl Placed {
             let mut part = tensor.clone();
             part.shape[0] = count;
             (part.offset, part.len_bytes) = (span.offset, span.len_bytes);
-            part.name = format!("{path}.{name}{ending}");
+            part.name = named(name);
             first += count;
             if count > 0 {
                 self.tensors.push(part);

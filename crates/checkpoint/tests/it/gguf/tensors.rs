@@ -42,12 +42,18 @@ fn queries_keys_and_values_of_one_tensor() {
         assert!(end.is_none_or(|end| end == linear.weight.offset), "{name}");
         end = Some(linear.weight.offset + linear.weight.len_bytes);
     }
-    // One row too few.
-    list.retain(|tensor| !tensor.name.contains("qkv"));
-    list.push(declare("blk.0.attn_qkv.weight", Q4_0, &[HIDDEN, Q_ROWS + 2 * KV - 1]));
-    let error = model("qwen2", &[], &list).unwrap_err().to_string();
-    let expect = "tensor \"blk.0.attn_qkv.weight\": expected shape [512, 256], got [511, 256]";
-    assert!(error.ends_with(expect), "{error}");
+    let check = |suffix: &str, dtype: Dtype, dimensions: &[u64], expect: &str| {
+        let mut list: Vec<Declaration> = list.clone();
+        list.retain(|tensor| !tensor.name.contains("qkv"));
+        list.push(declare(&format!("blk.0.attn_qkv.{suffix}"), dtype, dimensions));
+        let error = model("qwen2", &[], &list).unwrap_err().to_string();
+        assert!(error.ends_with(expect), "{error}");
+    };
+    let rows = Q_ROWS + 2 * KV;
+    check("weight", Q4_0, &[HIDDEN, rows - 1], "expected shape [512, 256], got [511, 256]");
+    check("weight", Q4_0, &[rows], "expected shape [512, 256], got [512]");
+    check("weight", Q4_0, &[32, rows, 2], "expected shape [512, 512], got [2, 512, 32]");
+    check("bias", Q4_0, &[rows], "expected an F32, F16 or BF16 bias, got Q4_0");
 }
 
 /// A layer of experts in three stacks, or in two.
