@@ -12,6 +12,12 @@ pub enum Error {
         /// What the tokenizers crate said.
         reason: String,
     },
+    /// A GGUF file's tokenizer is of a kind that is not supported, or contradicts itself.
+    #[error("the tokenizer of the GGUF file: {reason}")]
+    Vocabulary {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Text could not be turned into tokens.
     #[error("text of {bytes} bytes cannot be encoded: {reason}")]
     Encode {

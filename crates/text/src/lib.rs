@@ -21,6 +21,7 @@ mod stop;
 mod template;
 mod tokenizer;
 pub mod tools;
+mod vocabulary;
 mod weight;
 
 pub use answer::{AnswerParser, Piece};
@@ -33,4 +34,5 @@ pub use source::TemplateFiles;
 pub use stop::{StopFilter, Stopped, eos_ids};
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
+pub use vocabulary::Vocabulary;
 pub use weight::{Weight, of_value as weight_of};
