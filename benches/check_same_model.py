@@ -7,7 +7,7 @@ millstream on the MLX folder agree on the next token, position by position.
     benches/check_same_model.py                                   # all tiny shapes
     benches/check_same_model.py --like qwen3.5-35b-a3b --layers 4
 
-millstream answers a random prompt greedily; llama.cpp is asked at each of these positions for its
+millstream answers a random prompt greedily; llama.cpp is queried at each of these positions for its
 own choice and its log-probabilities of the 20 likeliest tokens. Two comparisons:
 
 exact    llama.cpp on the GGUF with its Q4_1 weights written out as F32, so that it rounds no

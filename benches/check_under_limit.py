@@ -12,7 +12,7 @@ the run makes the kernel keep is counted. Prints a line for each demand and exit
 77 if this machine cannot say (no root, no memory controller).
 
 `--draft` adds a draft model as large as the model itself, so that the two take five times the limit: the program has
-to say so in numbers, go on without it, and meet every other demand.
+to say so in numbers, continue without it, and meet every other requirement.
 """
 
 import argparse
@@ -77,9 +77,9 @@ def judge(options, model_bytes, memory_bytes, done, counted):
 
 
 def judge_draft(options, model_bytes, done, counted):
-    """What is asked of a pair that is larger than the limit; whether all of it is met."""
+    """The requirements of a pair that is larger than the limit; whether all of them are met."""
     limit_bytes = counted["limit_bytes"]
-    said = [line for line in done.stderr.splitlines() if "going on without" in line]
+    said = [line for line in done.stderr.splitlines() if "continuing without" in line]
     tokens = json.loads(done.stdout)["usage"]["completion_tokens"] if done.returncode == 0 else 0
     return all([
         check("the pair is larger than the limit", model_bytes > limit_bytes, f"{model_bytes / 1e9:.2f} GB, "

@@ -6,7 +6,7 @@
     benches/compare_serving.py                             # 12 layers of Qwen3.5-35B-A3B, 7 GB for each format
     benches/compare_serving.py --like tiny-pebble --layers 0 --gen-tokens 256
 
-Each round starts the one server, then the other, and asks each for one answer at a time and for --clients at once:
+Each round starts the one server, then the other, and requests from each one answer at a time and --clients at once:
 prompts of --prompt-tokens random tokens, all different, and --gen-tokens drawn at random after them, streamed. A rate is
 all tokens of the answers over the time from the first request to the last byte, so prompts are in it. Both servers get the
 same requests and have a place for every client. Speeds are medians over rounds, ratios medians of the rounds' ratios.

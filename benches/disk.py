@@ -44,7 +44,7 @@ def _queue(path):
 
 
 def read_ahead_kb(path):
-    """The read-ahead of the disk that holds this file; None where the kernel does not tell."""
+    """The read-ahead of the disk that holds this file; None where the kernel does not report it."""
     queue = _queue(path)
     return int((queue / "read_ahead_kb").read_text()) if queue else None
 

@@ -7,12 +7,12 @@
 
 A case is one model type in one format, e.g. `qwen3_moe-4bit`. For each:
 
-1. `tiny.py` builds the architecture with transformers (vocabulary 256, hidden 96 or 128) and saves it. Unquantised
-   cases are what `save_pretrained` writes. Quantised ones are what `mlx_lm.convert` writes.
+1. `tiny.py` builds the architecture with transformers (vocabulary 256, hidden 96 or 128) and saves it. Unquantized
+   cases are what `save_pretrained` writes. Quantized ones are what `mlx_lm.convert` writes.
 2. `seeded.py` keeps the layout of what was saved and fills it from a seed. Only how that is done is kept
    (`weights.txt`): crates/golden makes the same bytes for the tests.
-3. The reference is transformers in f32, eager attention, on the saved weights: quantised tensors are
-   dequantised in f32 and put back under transformers' names. mlx-lm runs the same f32 weights as a second
+3. The reference is transformers in f32, eager attention, on the saved weights: quantized tensors are
+   dequantized in f32 and put back under transformers' names. mlx-lm runs the same f32 weights as a second
    opinion; the largest difference of the two is kept as `mlx_difference`.
 4. Three draws of weights·(1 + 5e-5·normal) say how much rounding the network amplifies. `perturbation` is the
    mean over the draws of max|Δlogit| / std(logits); `tolerance` follows from it.
@@ -61,7 +61,7 @@ PERTURBATION, DRAWS, SAFETY = 5e-5, 3, 10
 MIN_MARGIN = 0.02  # of the logits' standard deviation
 MIN_DISTINCT = 10  # different tokens among the greedy ones: no case that only repeats itself
 
-# What `mlx_lm.convert` is asked for. Scales (and all that stays unquantised) take `dtype`.
+# The arguments of `mlx_lm.convert`. Scales (and all that stays unquantized) take `dtype`.
 QUANTISED = {
     "4bit": dict(q_bits=4, q_group_size=64, dtype="bfloat16"),
     "8bit": dict(q_bits=8, q_group_size=32, dtype="float16"),
@@ -188,7 +188,7 @@ def judge(model, prompt, count, quantised):
 
 
 def dequantise(folder):
-    """All tensors of an MLX checkpoint in f32 (numpy), expanded where config.json says that they are quantised."""
+    """All tensors of an MLX checkpoint in f32 (numpy), expanded where config.json says that they are quantized."""
     quantization = json.loads((folder / "config.json").read_text()).get("quantization", {})
     raw = mx.load(str(folder / "model.safetensors"))
     out = {}

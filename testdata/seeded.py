@@ -1,4 +1,4 @@
-"""Weights from a seed: what `weights.txt` beside a golden model says, and the bytes it stands for.
+"""Weights from a seed: what `weights.txt` next to a golden model says, and the bytes it stands for.
 
 A checkpoint's bytes are not kept, only how they are made. The same rule is in crates/golden/build.rs; README.md states it.
 """
@@ -240,7 +240,7 @@ class Rules:
         return (1.5 if strong else 1.0) / inputs**0.5
 
     def plain(self, name, shape, initial):
-        """The rule of a tensor that is not quantised; norms start as 1, or as 0 where the model adds 1."""
+        """The rule of a tensor that is not quantized; norms start as 1, or as 0 where the model adds 1."""
         if name.endswith("layer_scalar"):
             return ("uniform", 0.6, 0.6)
         if name.endswith("sinks"):  # as much as a handful of keys

@@ -100,7 +100,7 @@ TYPES = {
             "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
         attention_k_eq_v=False, num_global_key_value_heads=None, hidden_size_per_layer_input=64,
         num_kv_shared_layers=2, use_double_wide_mlp=True)),
-    # 256 and (unquantised) 64 wide: mlx-lm rounds the embedding's scale to bf16, which for those roots changes nothing.
+    # 256 and (unquantized) 64 wide: mlx-lm rounds the embedding's scale to bf16, which for those roots changes nothing.
     "gemma3": (tf.Gemma3TextConfig, tf.Gemma3ForCausalLM, dict(
         hidden_size=256, num_hidden_layers=3, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         sliding_window=40, num_attention_heads=4, num_key_value_heads=2, head_dim=32, query_pre_attn_scalar=24,
@@ -108,7 +108,7 @@ TYPES = {
             full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
             sliding_attention=dict(rope_type="default", rope_theta=1e4)))),
 }  # fmt: skip
-# Unquantised checkpoints take the most room: a narrower model (96 is no multiple of 64) with narrower experts.
+# Unquantized checkpoints take the most room: a narrower model (96 is no multiple of 64) with narrower experts.
 NARROW = dict(hidden_size=96)
 NARROW_OF = {
     "qwen3_5": dict(linear_key_head_dim=32, linear_value_head_dim=32),
@@ -132,7 +132,7 @@ def build(kind, fmt):
     """A transformers model in f32, as transformers initialises it."""
     config_class, model_class, own = TYPES[kind]
     settings = dict(vocab_size=VOCAB, hidden_size=128, max_position_embeddings=4096, tie_word_embeddings=False) | own
-    # No end of text: greedy runs go on for all their tokens.
+    # No end of text: greedy runs continue for all their tokens.
     settings |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
     if fmt in UNQUANTISED:
         settings |= NARROW | NARROW_OF.get(kind, {})

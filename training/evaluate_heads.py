@@ -3,9 +3,9 @@
     python evaluate_heads.py --items 24 --out heads-eval.json
     python evaluate_heads.py --mtp heads/mtp.safetensors --dflash heads/dflash.safetensors      # as train_*.py wrote them
 
-Greedy, fp32, the target with its dequantised 4-bit weights. First the target writes each answer, with DFlash drafting and a
+Greedy, fp32, the target with its dequantized 4-bit weights. First the target writes each answer, with DFlash drafting and a
 full pass verifying every block. Then each head drafts against that answer, round by round: draft, accept up to the first
-difference, go on after the target's own token. What a head is given of committed tokens does not depend on the drafts.
+difference, continue after the target's own token. What a head is given of committed tokens does not depend on the drafts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Put trained heads beside the released Pebble: MTP quantised with MLX into its folder, DFlash into a folder of its own.
+"""Put trained heads next to the released Pebble: MTP quantized with MLX into its folder, DFlash into a folder of its own.
 
     python export_heads.py --mtp heads/mtp.safetensors --dflash heads/dflash.safetensors
 

@@ -4,7 +4,7 @@
 target's hidden state of the token before, and guesses the token after. `DFlash` drafts a block at once: it is given
 the last token and masks, and attends to features taken from several layers of the target.
 
-The target is Pebble as it is released, its 4-bit weights dequantised, and stays as it is. Labels are its choices
+The target is Pebble as it is released, its 4-bit weights dequantized, and stays as it is. Labels are its choices
 (arg max) and its distribution on corpus text, so no text has to be generated.
 """
 
@@ -230,7 +230,7 @@ class DFlash(nn.Module):
 
 
 def dflash_mask(doc, anchors):
-    """Block n sees the context strictly before its anchor and itself, both ways. anchors [B, N] are indices into the row."""
+    """Block n sees the context strictly before its anchor and itself, bidirectionally. anchors [B, N] are indices into the row."""
     t = doc.shape[1]
 
     def mod(b, h, q, k):

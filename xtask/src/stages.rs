@@ -14,7 +14,7 @@ use crate::tally::Tally;
 use crate::workspace::{Workspace, find_program, run as run_command};
 use crate::{aarch64, limit, reference, targets, tidy};
 
-/// What `cargo xtask test` was asked to do.
+/// The options of `cargo xtask test`.
 pub(crate) struct Options {
     pub(crate) long: bool,
     /// In the order of [`Stage::ALL`].

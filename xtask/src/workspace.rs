@@ -24,7 +24,7 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub(crate) fn open() -> Result<Workspace> {
-        // Asked for at run time, because a target folder may outlive the checkout that filled it.
+        // Read at run time, because a target folder may outlive the checkout that filled it.
         let manifest = std::env::var("CARGO_MANIFEST_DIR")
             .unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
         let root = Path::new(&manifest).parent().context("xtask lies in no folder")?.to_path_buf();
@@ -83,13 +83,13 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The standard output of a command that asks a question; `None` when it cannot be asked.
+/// The standard output of a command that answers a question; `None` when it cannot be run.
 pub(crate) fn ask(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Runs a command that talks to a network, and gives up on it after a while. The error is the last
+/// Runs a command that uses a network, and gives up on it after the limit. The error is the last
 /// line it wrote to standard error.
 pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();

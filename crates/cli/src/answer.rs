@@ -16,9 +16,9 @@ use crate::invocation::{self, Invocation, OpenModel, SwapWatch};
 use crate::report::Advised;
 use crate::size;
 
-/// A model that can be talked with.
+/// A model that can hold a conversation.
 pub(crate) struct Speaker {
-    /// As it was asked for.
+    /// As the user named it.
     pub(crate) name: String,
     engine: Engine,
     /// Messages to prompts, and events to answers.
@@ -33,7 +33,7 @@ pub(crate) struct Speaker {
 const ENCODE_BYTES: usize = 100;
 /// What a prompt takes for each byte of its text: the text, and a token of four bytes for it at most.
 const PROMPT_BYTES: usize = 5;
-/// How often its messages are there besides: as they are kept, and as values.
+/// How many copies of its messages there are in addition: as they are kept, and as values.
 const MESSAGES_COPIES: usize = 3;
 
 /// A whole answer.
@@ -50,7 +50,7 @@ pub(crate) struct Answer {
     seed: u64,
 }
 
-/// What a speaker will be asked.
+/// What a speaker will be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
     /// One prompt.
@@ -71,7 +71,7 @@ impl Speaker {
         let mut text = engine::open_text(&model.checkpoint)?;
         if text.template.is_none() {
             tracing::warn!(
-                "{} has no chat template: it goes on with the text as it is, and may not answer it",
+                "{} has no chat template: it continues the text as it is, and may not answer it",
                 model.name
             );
         }
@@ -264,7 +264,7 @@ impl Answer {
     }
 }
 
-/// So many tokens, and how fast, where there were enough of them to tell.
+/// So many tokens, and how fast, where there were enough of them to measure it.
 fn paced(tokens: usize, one: &str, rate: f64) -> String {
     let tokens = size::counted(tokens, one);
     if rate > 0.0 { format!("{tokens} at {rate:.0} tok/s") } else { tokens }
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_told_where_there_is_one() {
+    fn a_rate_is_reported_where_there_is_one() {
         #[track_caller]
         fn check(tokens: usize, rate: f64, expect: &str) {
             assert_eq!(paced(tokens, "answer token", rate), expect);

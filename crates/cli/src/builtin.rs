@@ -88,7 +88,7 @@ mod tests {
 
     #[cfg(not(feature = "builtin"))]
     #[test]
-    fn a_model_that_was_left_out_is_told_with_advice() {
+    fn a_model_that_was_left_out_is_reported_with_advice() {
         let error = anyhow::Error::from(Builtin::find(DEFAULT).err().unwrap());
         assert_eq!(error.to_string(), "this program was built without pebble");
         assert!(crate::report::hints(&error)[0].contains("`builtin`"));

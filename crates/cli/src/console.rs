@@ -1,4 +1,4 @@
-//! The two channels: standard output for data, standard error for talk.
+//! The two channels: standard output for data, standard error for messages.
 //!
 //! Colour and bars appear only on a terminal; `NO_COLOR` and `TERM=dumb` switch colour off, and
 //! everything reads the same without it. A reader of standard output that goes away (`| head`) is no
@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::builder::styling::{AnsiColor, Color, Effects, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A line of talk. A standard error that is closed or full cannot be reported, and nothing else fails for it.
+/// A line of a message. A standard error that is closed or full cannot be reported, and nothing else fails for it.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -27,7 +27,7 @@ pub(crate) struct Console {
     bars: bool,
 }
 
-/// What a piece of talk is, and so how it looks.
+/// What kind a message is, and so how it looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     /// Something failed.
@@ -154,7 +154,7 @@ fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
-/// Whether the terminal understands escape codes. Windows consoles do once they are asked to.
+/// Whether the terminal understands escape codes. Windows consoles do once that is enabled.
 #[cfg(windows)]
 fn takes_codes() -> bool {
     anstyle_query::windows::enable_ansi_colors() != Some(false)

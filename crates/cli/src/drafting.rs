@@ -36,7 +36,7 @@ struct Draft {
 }
 
 impl Invocation {
-    /// Plans a model together with the draft that the options ask for, unless the draft cannot pay.
+    /// Plans a model together with the draft that the options name, unless the draft cannot pay.
     pub(crate) fn plan_pair(&self, model: &OpenModel, request: &PlanRequest) -> Result<Pair> {
         let alone = self.plan_by(model, request)?;
         let asked = &self.speculation;
@@ -92,10 +92,10 @@ impl Invocation {
         Ok(Engine::speculating(runner, speculation)?)
     }
 
-    /// The head that the options ask for.
+    /// The head that the options name.
     fn open_head(&self, model: &OpenModel, asked: &SpeculationArgs) -> Result<Option<HeadOptions>> {
         if asked.mtp && asked.dflash.is_some() {
-            let message = "--mtp and --dflash each ask for a head, and a model has one at a time";
+            let message = "--mtp and --dflash each require a head, and a model has one at a time";
             let hint = "leave --mtp out to draft blocks with DFlash, or --dflash to draft with the model's own head; \
                         `bench --pairs 10` with either says which is faster here";
             return Err(Advised::usage(message, hint).into());
@@ -128,7 +128,7 @@ impl Invocation {
         if !both.fits {
             if alone.fits {
                 tracing::warn!(
-                    "going on without {draft}: {numbers}; a larger --memory, a smaller --context or a smaller \
+                    "continuing without {draft}: {numbers}; a larger --memory, a smaller --context or a smaller \
                      draft would fit"
                 );
             }
@@ -149,7 +149,7 @@ impl Invocation {
             _ => "having all experts in memory".to_owned(),
         };
         tracing::warn!(
-            "going on without {draft}: {numbers}. It would cost {lost}: a token would find {:.0} % of its experts \
+            "continuing without {draft}: {numbers}. It would cost {lost}: a token would find {:.0} % of its experts \
              in memory instead of {:.0} %, and read {} instead of {}. A larger --memory or a smaller draft would pay",
             100.0 * hits(both),
             100.0 * hits(alone),

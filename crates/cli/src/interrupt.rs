@@ -2,7 +2,7 @@
 //!
 //! While a model is loading, the first ends the program. At the prompt of a conversation the terminal is
 //! in raw mode and Ctrl-C is a key like any other, so nothing here sees it; in the moments between, one
-//! that was meant for an answer that has just ended is let go.
+//! that was meant for an answer that has just ended is ignored.
 //! `ctrlc` is the one dependency for this: neither std nor rustix can install a handler without `unsafe`.
 
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,6 +1,6 @@
 //! The program `millstream`: one file a command under `commands/`.
 //!
-//! Standard output is data, standard error is talk. What was typed is in `args`, what the file of
+//! Standard output is data, standard error carries messages. What was typed is in `args`, what the file of
 //! settings adds in `settings`, how failures read in `report`.
 
 #![forbid(unsafe_code)]

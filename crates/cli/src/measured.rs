@@ -59,7 +59,7 @@ impl Place {
         let mount_point = known.mount_point.map(|path| path.display().to_string());
         let names: Vec<String> =
             [known.filesystem, known.device, mount_point].into_iter().flatten().collect();
-        // A system that does not tell its disks apart: each folder is on its own.
+        // A system that does not distinguish its disks: each folder is on its own.
         let disk = if names.is_empty() { folder.display().to_string() } else { names.join(" ") };
         Place { disk, read_bytes: mean_read_bytes.next_power_of_two() }
     }

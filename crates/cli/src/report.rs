@@ -81,7 +81,7 @@ pub(crate) fn failure(error: &anyhow::Error, console: Console) -> ExitCode {
 /// Says what clap found wrong, in our words for advice, and gives the exit code.
 pub(crate) fn bad_usage(mut error: clap::Error, console: Console) -> ExitCode {
     if !error.use_stderr() {
-        // Help and version were asked for; a closed pipe is as good as a reader.
+        // Help and version were requested; a closed pipe is as good as a reader.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -105,7 +105,7 @@ const WORDS: [(&str, &str); 4] = [
 ];
 
 /// Better advice than to pass an unknown option as a value: that other commands have it, that the model is none, or
-/// nothing but to ask for help.
+/// nothing but a pointer to the help.
 fn advise_on_unknown(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
     if error.kind() != ErrorKind::UnknownArgument {

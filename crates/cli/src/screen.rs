@@ -55,7 +55,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Thinking is talk: for a terminal, not for a file.
+    /// Thinking is a message: for a terminal, not for a file.
     fn think(&mut self, text: &str) -> Result<()> {
         self.clear_bar();
         let mut error = io::stderr().lock();

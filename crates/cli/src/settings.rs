@@ -66,7 +66,7 @@ fn every_option() -> clap::Command {
 }
 
 impl SettingsFile {
-    /// Reads the file that was asked for, or the usual one if there is one.
+    /// Reads the file that was named, or the usual one if there is one.
     pub(crate) fn find(asked: Option<&Path>) -> Result<SettingsFile> {
         if let Some(path) = asked {
             return SettingsFile::read(path);

@@ -121,7 +121,7 @@ fn mistakes_are_named_by_line() {
 }
 
 #[test]
-fn origins_are_told() {
+fn origins_are_reported() {
     let overlay = parse("context = 512\nstop = [\"a\", \"b\"]\n").unwrap().overlay("pebble");
     let all = ["millstream", "config", "show", "--threads", "3"];
     let matches = with_defaults(command(), &overlay).try_get_matches_from(all).unwrap();

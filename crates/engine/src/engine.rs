@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Queues the answer of this number to a client that wants several. Clients take turns: a second answer to one is
-    /// not let in before the first answers to those that came before it was its turn.
+    /// not admitted before the first answers to those that came before it was its turn.
     pub fn submit_choice(&mut self, request: Request, choice: usize) -> Result<RequestId> {
         request.sampling.validate()?;
         let (vocab, context) = (self.runner().spec().vocab, self.runner().options().context);

@@ -1,6 +1,6 @@
 //! What sequences are made from: the model's memory, the prefix cache, and what drafts go with.
 //!
-//! Entries of the prefix cache count as free: they give way whenever a request needs their place.
+//! Entries of the prefix cache count as free: they are evicted whenever a request needs their pages.
 
 use compute::memory::BLOCK;
 use runtime::Runner;

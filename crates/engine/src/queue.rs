@@ -1,6 +1,6 @@
 //! Requests: those that wait, those that run, and those that are preempted.
 //!
-//! Which requests are admitted, and which give way, is decided in `admission`.
+//! Which requests are admitted, and which are preempted, is decided in `admission`.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -17,7 +17,7 @@ pub(crate) struct Queue {
     pub(crate) aside: Vec<Job>,
     /// The last round of which a request was admitted.
     pub(crate) round: u64,
-    /// The first in line did not fit, and nothing was given back since.
+    /// The first in the queue did not fit, and nothing was released since.
     pub(crate) is_blocked: bool,
     cancelled: BTreeSet<RequestId>,
     next_number: u64,

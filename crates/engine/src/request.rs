@@ -34,7 +34,7 @@ pub struct RequestId(pub u64);
 pub enum Event {
     /// A prompt advanced. After a preemption it does so again, with what was generated as part of it.
     Prefill {
-        /// Whose.
+        /// The request.
         id: RequestId,
         /// Tokens of it that are in.
         done: usize,
@@ -45,14 +45,14 @@ pub enum Event {
     },
     /// A token of an answer.
     Token {
-        /// Whose.
+        /// The request.
         id: RequestId,
         /// The token, and its probabilities if they were requested.
         sampled: Sampled,
     },
     /// An answer is complete.
     Finished {
-        /// Whose.
+        /// The request.
         id: RequestId,
         /// Why it ended.
         reason: FinishReason,
@@ -61,7 +61,7 @@ pub enum Event {
     },
     /// A request cannot continue; the others do.
     Failed {
-        /// Whose.
+        /// The request.
         id: RequestId,
         /// Why.
         error: Error,

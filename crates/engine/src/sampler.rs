@@ -1,8 +1,8 @@
 //! From logits to a token.
 //!
 //! In this order: logit bias → penalties (repetition, then presence and frequency) → mask → temperature → top-k →
-//! top-p → min-p → one draw from what is left, by inverse CDF over the candidates from the likeliest down, equal ones by lower
-//! id. Temperature 0 takes the largest adjusted logit instead, equal ones by lower id.
+//! top-p → min-p → one draw from what is left, by inverse CDF over the candidates from the likeliest down, equal ones by
+//! lower id. Temperature 0 takes the largest adjusted logit instead, equal ones by lower id.
 //!
 //! Log-probabilities are those of the logits as handed in: softmax at temperature 1 before bias, penalties, mask
 //! and filters, as OpenAI reports them.
@@ -464,8 +464,8 @@ struct Walked {
     step: usize,
 }
 
-/// All tokens from the likeliest down, where many are about as likely: in steps of likelihood, of which only those that matter are
-/// looked into.
+/// All tokens from the likeliest down, where many are about as likely: in steps of likelihood, of which only those that matter
+/// are looked into.
 struct Steps<'a> {
     runs: Runs<'a>,
     inverse: f64,
@@ -474,8 +474,8 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Adds up weights until `ends` says so of a token, its weight and the sum before it. Steps are looked into if `may_end` says
-    /// so of one and of the sum after it.
+    /// Adds up weights until `ends` says so of a token, its weight and the sum before it. Steps are looked into if `may_end`
+    /// says so of one and of the sum after it.
     fn walk(
         &mut self,
         may_end: impl Fn(usize, f64) -> bool,

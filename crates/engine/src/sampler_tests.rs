@@ -204,7 +204,7 @@ proptest! {
 }
 
 #[test]
-fn no_logits_are_that_whatever_is_asked_of_them() {
+fn empty_logits_are_an_error_whatever_the_parameters() {
     let biased = SamplingParams { logit_bias: vec![(0, 1.0)], ..SamplingParams::default() };
     for params in [SamplingParams::greedy(), SamplingParams::default(), biased] {
         let sampled = sample(&[], &TokenCounts::new(), &params, 0, None, &mut Scratch::default());

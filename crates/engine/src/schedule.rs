@@ -27,7 +27,7 @@ pub(crate) struct Prompt {
     pub(crate) stop: Option<usize>,
 }
 
-/// Whose turn is first.
+/// Which prompt goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Oldest,
@@ -63,7 +63,7 @@ fn rows(prompt: &Prompt, room: usize) -> usize {
     end.saturating_sub(position)
 }
 
-/// How fast prompts are read, and whose turn it is.
+/// How fast prompts are read, and which goes next.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// Rows a second, a running average; none yet if 0.
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_first_advances() {
+    fn the_first_request_advances() {
         for position in 0..200 {
             for left in 2..200 {
                 let mut prompts = [Prompt { index: 0, order: 0, position, left, stop: None }];
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_beside_answers_are_short() {
+    fn prefill_steps_next_to_answers_are_short() {
         let mut pace = Pace::default();
         assert_eq!((pace.room(512, false), pace.room(16, false)), (512, 64));
         // Nothing is known yet.

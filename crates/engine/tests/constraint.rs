@@ -456,7 +456,7 @@ fn thinking_is_free_and_the_answer_is_not() {
 }
 
 #[test]
-fn a_constrained_answer_is_the_same_in_any_company() {
+fn a_constrained_answer_is_the_same_in_any_batch() {
     let mut pebble = pebble();
     let mut generator = Generator(77);
     let schemas: Vec<Value> = (0..6).map(|_| generator.object(2)).collect();

@@ -44,7 +44,7 @@ impl Purse {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// What was taken is given back when the threads that follow grammars have noticed the end.
+    /// What was taken is released when the threads that follow grammars have noticed the end.
     fn wait_until_used(&self, bytes: usize) {
         while self.used() != bytes {
             thread::sleep(Duration::from_millis(1));
@@ -201,7 +201,7 @@ fn without_room_a_grammar_is_refused_and_an_answer_fails() {
     let purse = Purse::new(4 << 20);
     let (grammars, _) = grammars(&purse);
     let schema = |index: usize| Grammar::JsonSchema(json!({"const": format!("text {index}")}));
-    // What is kept of these gives way to new ones.
+    // Cached grammars of these are evicted for new ones.
     for index in 0..100 {
         let compiled = grammars.compile(&schema(index), Before::Nothing);
         assert!(compiled.is_ok(), "{index}: {compiled:?}");

@@ -16,7 +16,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Items that the reference itself gets wrong with these weights: transformers 5.22 in f32 on the dequantised
+/// Items that the reference itself gets wrong with these weights: transformers 5.22 in f32 on the dequantized
 /// 4-bit weights says the same wrong digit (logits 15.5852 against 15.2341; ours 15.5844 against 15.2350,
 /// mlx-lm 15.5852 against 15.2341; measured 2026-11-15). The column this test compares with was made from the
 /// first 20 items of that task, where both are right. We must be as right as the reference, not more.

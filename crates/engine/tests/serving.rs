@@ -204,7 +204,7 @@ fn requests(random: &mut Random, count: usize) -> Vec<Request> {
 }
 
 /// Serves requests that come, are cancelled and paused at random times, over a small pool.
-fn any_company(model: &str, seed: u64) -> Load {
+fn any_load(model: &str, seed: u64) -> Load {
     let small = Options {
         context: 576,
         sequences: 3,
@@ -278,18 +278,18 @@ fn any_company(model: &str, seed: u64) -> Load {
 }
 
 #[test]
-fn company_never_changes_an_answer() {
+fn the_batch_never_changes_an_answer() {
     let is_long = std::env::var_os("MILLSTREAM_LONG_TESTS").is_some();
     for model in [PEBBLE, HYBRID, FULL, SLIDING, GEMMA, GEMMA_E] {
         let (mut preemptions, mut cached) = (0, 0);
         let seeds = if model == PEBBLE { 1 } else { 4 };
         for seed in 0..if is_long { 10 * seeds } else { seeds } {
-            let counters = any_company(model, seed).counters;
+            let counters = any_load(model, seed).counters;
             preemptions += counters.preemptions;
             cached += counters.prompt_tokens_cached;
         }
         println!("{model}: {preemptions} preemptions, {cached} tokens cached");
-        // Else nothing was tried. (Windows of 48 positions never fill a pool; Pebble gets fewer requests.)
+        // Else nothing was tried. (Windows of 48 positions never fill a pool; Pebble gets less to do.)
         let may_lack = model == SLIDING || model == PEBBLE;
         assert!(preemptions > 0 || may_lack, "{model} was never short of pages");
         assert!(cached > 100, "{model} reused {cached} tokens");
@@ -298,7 +298,7 @@ fn company_never_changes_an_answer() {
 
 /// Two answers that do not fit together to their ends: the younger begins again, and its answer is the same.
 #[test]
-fn who_is_preempted_says_the_same() {
+fn a_preempted_request_gives_the_same_answer() {
     for model in [PEBBLE, HYBRID, FULL] {
         let small = Options {
             context: 512,
@@ -345,7 +345,7 @@ fn a_second_turn_does_not_read_the_first_again() {
 }
 
 #[test]
-fn a_turn_that_is_told_otherwise_begins_at_the_callers_checkpoint() {
+fn a_turn_with_other_text_begins_at_the_callers_checkpoint() {
     for model in [PEBBLE, SLIDING, GEMMA, GEMMA_E] {
         let mut world = World::new(model, &options());
         let first = tokens(1, 2000);
@@ -451,7 +451,7 @@ fn prompts_in_common_are_read_once() {
 }
 
 #[test]
-fn who_waits_for_anothers_prompt_goes_on_without_it() {
+fn a_request_that_waits_for_anothers_prompt_continues_without_it() {
     for model in [PEBBLE, FULL] {
         for pauses in [false, true] {
             let mut world = World::new(model, &options());
@@ -576,7 +576,7 @@ fn next_to_end(world: &mut World) -> RequestId {
 }
 
 #[test]
-fn asks_that_want_several_answers_take_turns() {
+fn requests_for_several_answers_take_turns() {
     let mut world = World::new(FULL, &Options { sequences: 1, ..options() });
     let first = submit_choices(&mut world, 1, 4);
     world.step();
@@ -595,7 +595,7 @@ fn later_answers_are_not_passed_for_ever_by_those_that_come() {
     let first = submit_choices(&mut world, 1, 4);
     world.step();
     let mut order = Vec::new();
-    // Whenever one is let in there comes another that wants one answer.
+    // Whenever one is admitted another comes that wants one answer.
     for seed in 2..14 {
         submit_choices(&mut world, seed, 1);
         order.push(next_to_end(&mut world));
@@ -609,10 +609,10 @@ fn later_answers_are_not_passed_for_ever_by_those_that_come() {
 }
 
 #[test]
-fn who_is_set_back_stands_before_those_that_come() {
+fn preempted_requests_are_queued_before_new_ones() {
     let small = Options { context: 1024, pool_tokens: Some(1024), checkpoints: 0, ..options() };
     let mut world = World::new(FULL, &small);
-    // Both are let in, and then write more than was expected.
+    // Both are admitted, and then write more than was expected.
     let ids = [1, 2].map(|seed| world.submit(&greedy(tokens(seed, 200), 500)));
     while world.engine.load().counters.preemptions == 0 {
         world.step();

@@ -292,7 +292,7 @@ fn what_passes_through_waits_for_nothing_while_a_staging_slot_is_free() {
 }
 
 #[test]
-fn a_slot_that_is_set_aside_is_given_to_nobody_if_there_is_another() {
+fn a_slot_out_of_use_is_not_assigned_if_there_is_another() {
     for (kept, staging) in [(2, 0), (1, 2), (1, 0)] {
         let mut cache = cache(kept, staging);
         let mut steps = Vec::new();

@@ -76,8 +76,8 @@ pub trait Device: Debug + Send + Sync {
     /// advice about ranges may leave much where this leaves nothing.
     fn forget_file(&self, _file: FileIndex) {}
 
-    /// Whether a buffered read of the byte at `offset` might be answered from memory. Systems that cannot
-    /// tell might.
+    /// Whether a buffered read of the byte at `offset` might be answered from memory. For systems that cannot
+    /// report it: true.
     fn may_be_cached(&self, _file: FileIndex, _offset: u64) -> bool {
         true
     }

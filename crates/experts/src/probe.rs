@@ -4,7 +4,8 @@
 //! kernel decide as much as the disk does. So each way is tried for some milliseconds, several times in
 //! turn, on places no earlier trial has touched, and its best time counts: what else the machine does
 //! can only make a trial slower. Only what the system keeps in memory would make one faster, so buffered
-//! reads are not tried on files that it does not drop. Reads past the file cache and by io_uring win unless another way is clearly faster.
+//! reads are not tried on files that it does not drop. Reads past the file cache and by io_uring win
+//! unless another way is clearly faster.
 
 use std::fmt;
 use std::io;
@@ -270,7 +271,7 @@ impl Course<'_> {
         asked.any(|&(file, offset, len)| device.may_be_cached(file, offset + len as u64 / 2))
     }
 
-    /// A turn: reads for a share of the time, longer where that is too little to tell. Nothing when
+    /// A turn: reads for a share of the time, longer where that is too little to measure. Nothing when
     /// no time is left, unless nothing was tried before.
     fn attempt(&mut self, device: &Arc<dyn Device>, access: Access, method: Method) -> Result<()> {
         let first = !self.tried.iter().any(|trial| trial.outcome.is_ok());

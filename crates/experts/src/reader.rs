@@ -2,7 +2,7 @@
 //!
 //! A read is one range of one file and the memory it goes to. At most `depth` of them are under way;
 //! the rest wait, demand before read-ahead, each kind in the order it came. Two queues do the work:
-//! threads with positioned reads, which run everywhere, and io_uring, which gives way to threads once it
+//! threads with positioned reads, which run everywhere, and io_uring, which threads replace once it
 //! fails. Both share what is here: the backlog, the rules of continuing a short transfer, and the counters.
 //!
 //! Invariant: every read that has begun is done before its reader is gone, so its memory is not

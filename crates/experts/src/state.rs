@@ -349,7 +349,7 @@ impl BankState {
         !self.rehearsing && self.foresight.allows()
     }
 
-    /// Learns from what was read ahead for this visit, and says which slots it was in vain for.
+    /// Learns from what was read ahead for this visit, and says for which slots it was unused.
     pub(crate) fn judge_guesses(&mut self) -> Vec<u32> {
         let guesses = std::mem::take(&mut self.ahead_slots);
         if guesses.is_empty() {

@@ -70,7 +70,7 @@ pub struct VisitRecord {
     pub missed_bytes: u64,
     /// When it began.
     pub started: Instant,
-    /// When the last expert was given back.
+    /// When the last expert was released.
     pub ended: Instant,
     /// Time threads stood still.
     pub waited: Duration,

@@ -78,7 +78,7 @@ impl Compiled {
         Some(standing)
     }
 
-    /// Keeps a grammar and hands back those that give way, to be dropped outside of any lock.
+    /// Keeps a grammar and returns those that are evicted, to be dropped outside of any lock.
     pub(crate) fn keep(
         &mut self,
         key: Key,

@@ -2,7 +2,7 @@
 //!
 //! The library's parser descends into brackets and its compiler from rule to rule, so both are counted; a
 //! `%json` block gets the limits and the writing of a schema of its own. The scan knows Lark just well enough
-//! to tell brackets and blocks from those in strings, expressions and comments; whether the grammar is right
+//! to distinguish brackets and blocks from those in strings, expressions and comments; whether the grammar is right
 //! is the library's question.
 
 use serde::de::IgnoredAny;

@@ -1,6 +1,6 @@
 //! The memory of grammars: reserved before it is taken, counted by what the library says it holds.
 //!
-//! Compiled grammars that are kept for later requests give way first.
+//! Compiled grammars that are kept for later requests are evicted first.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -41,7 +41,7 @@ pub(crate) struct Memory {
     kept: Mutex<Compiled>,
 }
 
-/// What one compiled grammar or one answer holds, given back when dropped.
+/// What one compiled grammar or one answer holds, released when dropped.
 pub(crate) struct Holding {
     allowance: Arc<dyn Allowance>,
     bytes: usize,

@@ -46,7 +46,7 @@ enum Phase {
     /// Free words, until the opener comes.
     Words,
     Inside,
-    /// Free for good: the grammar could not be followed.
+    /// Permanently unconstrained: the grammar could not be followed.
     Released,
 }
 

@@ -1,6 +1,6 @@
 //! Which files a model folder needs, and which of them are missing.
 //!
-//! The index lists the shards; without one the shards' own names tell how many there are. A dangling link, as
+//! The index lists the shards; without one the shards' own names say how many there are. A dangling link, as
 //! a cache cleaned by hand leaves behind, counts as missing. Contents are not checked here, except that [`cut`] finds
 //! weight files that are shorter than their own headers say: `checkpoint` checks the rest.
 

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_told_from_names() {
+    fn paths_are_distinguished_from_names() {
         for text in ["/a", "./a", "../a", "~/a", "a/b/c", "a/", "m.safetensors", "a\\b", "x/m.gguf"]
         {
             assert!(looks_like_path(text), "{text}");

@@ -2,7 +2,8 @@
 //!
 //! Three gates: CPUID and XCR0 must name the tiles, the kernel must grant their state (`arch_prctl`), and a
 //! multiplication in a child process must come out right, because some virtual machines advertise AMX and
-//! then fault on it. A tile configuration belongs to a thread and to the kernel that uses it: a thread that multiplies configures.
+//! then fault on it. A tile configuration belongs to a thread and to the kernel that uses it: a thread that
+//! multiplies configures.
 //! Invariant: nothing in the calling process executes a tile instruction before the child has survived one.
 
 use std::sync::OnceLock;
@@ -47,7 +48,7 @@ mod tiles {
     const XFEATURE_XTILEDATA: usize = 18;
     const SIG_SETMASK: usize = 2;
     const PR_SET_DUMPABLE: usize = 4;
-    /// A plain fork. No exit signal, so that the program's own SIGCHLD handling never hears of this child.
+    /// A plain fork. No exit signal, so that the program's own SIGCHLD handling never sees this child.
     const CLONE_FLAGS: usize = 0;
     /// Wait also for children without an exit signal.
     const WAIT_ALL: u32 = 0x4000_0000;

@@ -1,6 +1,7 @@
 //! This computer: cores and instruction sets, memory and its limits, huge pages, disk, and what day it is.
 //!
-//! Everything here queries the operating system and returns plain numbers; only [`mod@thread`] and [`mod@file`] change something.
+//! Everything here queries the operating system and returns plain numbers; only [`mod@thread`] and [`mod@file`] change
+//! something.
 //! Nothing here knows about models, and nothing here decides what to do with an answer: `engine` plans,
 //! `compute` picks kernels.
 //! Invariant: a question that this system cannot answer gives `None` or a portable fallback, never a panic.

@@ -97,7 +97,7 @@ pub struct MemoryUsage {
     /// What the system has moved out to swap.
     pub swap_bytes: u64,
     /// File pages charged to the control group whose limit is the tightest, cached ones too, which `file_bytes` does
-    /// not count: they are given back under pressure, but count against the limit. `None` without such a limit.
+    /// not count: they are reclaimed under pressure, but count against the limit. `None` without such a limit.
     pub group_file_bytes: Option<u64>,
 }
 

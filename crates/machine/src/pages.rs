@@ -27,7 +27,7 @@ static OPEN_SHELF: Mutex<(Weak<Pages>, usize)> = Mutex::new((Weak::new(), 0));
 pub struct Pages {
     start: NonNull<u8>,
     len_bytes: usize,
-    /// Whose mapping it is, if not its own.
+    /// The shelf that owns the mapping, if it is not its own.
     shelf: Option<Arc<Pages>>,
 }
 

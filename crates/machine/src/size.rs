@@ -7,7 +7,7 @@ pub fn bytes(bytes: u64) -> String {
     scaled(bytes, UNITS)
 }
 
-/// Two sizes with as many digits as it takes to tell them apart, if they differ.
+/// Two sizes with as many digits as it takes to distinguish them, if they differ.
 pub fn apart(one: u64, other: u64) -> [String; 2] {
     let mut written = [bytes(one), bytes(other)];
     // Twelve digits of a terabyte are single bytes.

@@ -64,9 +64,9 @@ pub enum Error {
         /// What has it.
         kind: &'static str,
     },
-    /// Unquantised experts of gpt-oss.
+    /// Unquantized experts of gpt-oss.
     #[error(
-        "`{tensor}` is unquantised and has its inputs first, which is not supported; use files with experts \
+        "`{tensor}` is unquantized and has its inputs first, which is not supported; use files with experts \
          in mxfp4 (`_blocks`, `_scales`), or with `gate_proj`, `up_proj` and `down_proj` of [experts, out, in]"
     )]
     TransposedExperts {

@@ -1,6 +1,6 @@
 //! What the numbers of a config.json may be: one table, looked at before anything is computed from them.
 //!
-//! A config is written by strangers. Its sizes make rotation tables, loops over layers and products that
+//! A config is untrusted input. Its sizes make rotation tables, loops over layers and products that
 //! decide how much is allocated, long before a tensor disagrees. So each size has a maximum here, some times
 //! what any published model has, chosen so that no product of a few of them overflows; the shapes of the
 //! tensors are the second check, where weights are looked up. Keys that are not in the table decide nothing.

@@ -1,4 +1,4 @@
-//! Logits and greedy tokens of tiny models against transformers (f32 on the dequantised weights).
+//! Logits and greedy tokens of tiny models against transformers (f32 on the dequantized weights).
 //!
 //! `testdata/make.py` made the models and the expected values; each case carries its own bar: 1e-3 of
 //! the logits' standard deviation for unquantized weights, 5e-3 (or three times the effect of a 5e-5

@@ -346,7 +346,7 @@ fn what_is_not_supported_is_said() {
     check(&Model::open(PUBLISHED).configure("swiglu_alpha", json!(1.0)), "swiglu_alpha");
     check(&Model::open(PUBLISHED).configure("swiglu_limit", json!(-1.0)), "swiglu_limit");
     check(&Model::open(PUBLISHED).configure("intermediate_size", json!(63)), "shape");
-    // transformers saves unquantised experts so.
+    // transformers saves unquantized experts so.
     let mut model = Model::open(MLX);
     let header = model.header.as_object_mut().expect("an object");
     let name = "model.layers.0.mlp.experts.gate_proj.bias";

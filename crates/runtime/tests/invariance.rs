@@ -188,7 +188,7 @@ fn ragged_batches_equal_each_sequence_alone() {
 }
 
 #[test]
-fn forks_and_restored_checkpoints_go_on_as_if_alone() {
+fn forks_and_restored_checkpoints_continue_as_if_alone() {
     for model in MODELS {
         for kv in [KvFormat::F16, KvFormat::F32] {
             let mut runner = runner(model, &Options { kv, ..options() });

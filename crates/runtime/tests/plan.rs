@@ -347,7 +347,7 @@ fn requests_have_their_share_and_never_less_than_fills_the_context() {
 }
 
 #[test]
-fn connections_are_planned_beside_their_requests() {
+fn connections_are_planned_in_addition_to_their_requests() {
     let spec = spec(PEBBLE);
     let request = serving(2 << 30, 2048);
     let with = PlanRequest { connection_bytes: 16 << 20, ..request };
@@ -361,7 +361,7 @@ fn connections_are_planned_beside_their_requests() {
 }
 
 #[test]
-fn a_servers_pool_can_be_asked_for() {
+fn a_servers_pool_can_be_requested() {
     let spec = spec(PEBBLE);
     let asked =
         PlanRequest { pool_tokens: Some(5000), checkpoints: Some(7), ..serving(u64::MAX, 2048) };

@@ -230,7 +230,7 @@ fn check(model: &str, slot_counts: &[usize]) {
 }
 
 #[test]
-fn drafted_rows_change_no_bit_and_the_bank_is_told_who_wants_what() {
+fn drafted_rows_change_no_bit_and_the_bank_knows_which_rows_want_what() {
     check("testdata/models/qwen3_5_moe-4bit", &[2, 6, 16]);
     check("testdata/models/qwen3_moe-mixed", &[4, 9, 16]);
     check("testdata/models/gemma4-4bit", &[2, 6, 16]);

@@ -84,7 +84,7 @@ fn reads_are_the_misses_and_residents_fill_the_slots() {
     assert_eq!(rows(&prompt), PROMPT * shape.layers * shape.experts_per_token);
     assert_eq!(rows(&token), shape.layers * shape.experts_per_token);
     let load = runner.expert_load().expect("it streams");
-    // And what was read ahead in vain.
+    // And what was read ahead and not used.
     let vain = load.ahead - load.ahead_used;
     assert_eq!((prompt.reads.len() + token.reads.len()) as u64, load.misses + vain);
     assert!(load.misses > 0 && load.read_bytes > 0 && load.reads >= load.misses, "{load:?}");

@@ -1,6 +1,6 @@
 // Conversations as plain data: a tree of messages with one chosen path.
 //
-// Editing a message or asking again adds a sibling; nothing is overwritten. Does not store or draw.
+// Editing a message or regenerating an answer adds a sibling; nothing is overwritten. Does not store or draw.
 // The one invariant: `messages` lists parents before children, and every parent exists.
 
 /** Marks an exported file. */

@@ -64,7 +64,7 @@ export function openSettings(settings, conversation, done) {
       }
     };
     for (const [name, input] of Object.entries(numbers)) {
-      // A number field with letters in it has an empty value; only its validity tells.
+      // A number field with letters in it has an empty value; only its validity shows it.
       changed[name] = read(name, () => {
         if (input.validity.badInput) throw new Error('must be a number');
         return parseNumber(name, input.value);
@@ -143,7 +143,7 @@ export function openShortcuts(settings) {
   dialog.showModal();
 }
 
-/** Asks for the API key until `unlock(key)` accepts it or the user closes the dialog. */
+/** Prompts for the API key until `unlock(key)` accepts it or the user closes the dialog. */
 export function askKey(unlock) {
   const dialog = byId('key');
   if (dialog.open) return;

@@ -1,6 +1,6 @@
 // The conversations of this browser: in memory, written through to the store, and synchronized with other tabs.
 //
-// The one invariant: a conversation that cannot be stored stays in memory, and the user is told. A conversation stays
+// The one invariant: a conversation that cannot be stored stays in memory, and the user is notified. A conversation stays
 // the same object however often other tabs change it, so an answer being generated continues in it.
 
 import { adopt, adoptMessages, exportText, importText, mergeImported } from './conversation.js';
@@ -65,7 +65,7 @@ export class Library {
     }
   }
 
-  /** Tells the other tabs that a conversation was saved, and whether this tab is still generating. */
+  /** Notifies the other tabs that a conversation was saved, and whether this tab is still generating. */
   notifyTabs(saved, busy) {
     this.channel?.postMessage({ saved, busy });
   }

@@ -5,7 +5,7 @@ import { byId, iconButton, make } from './dom.js';
 const TOAST_MS = 8_000;
 const ANNOUNCE_EVERY_MS = 1_500;
 
-/** Shows a short notice, with an action if given; it closes after a while, unless the pointer or the focus is on it. A lasting notice, or one without an action, is not shown twice at a time. */
+/** Shows a short notice, with an action if given; it closes after some seconds, unless the pointer or the focus is on it. A lasting notice, or one without an action, is not shown twice at a time. */
 export function toast(text, { action = null, onaction = null, lasting = false } = {}) {
   const holder = byId('toasts');
   if ((lasting || !action) && [...holder.children].some((other) => other.firstChild.textContent === text)) return;

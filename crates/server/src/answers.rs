@@ -117,7 +117,7 @@ impl Answers {
         let denied = |denied| {
             self.metrics.requests_refused.add(1);
             let message = "the log-probabilities of this answer take more memory than there is for requests: \
-                           stream it, or ask for fewer";
+                           stream it, or request fewer";
             match denied {
                 Denied::Now => {
                     let seconds = self.metrics.seconds_until_a_place();

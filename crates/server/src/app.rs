@@ -1,7 +1,7 @@
 //! Every path, and what happens to a request before and after its handler.
 //!
 //! From the outside in: a request id, a log line, and errors in the path's dialect (`account`); which requests
-//! are let in, by host, origin and key (`guard`); the handler.
+//! are accepted, by host, origin and key (`guard`); the handler.
 
 use std::sync::Arc;
 

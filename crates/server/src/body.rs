@@ -2,7 +2,7 @@
 //!
 //! The share that a body needs is taken before its first byte is read: by its announced length, or step by step where
 //! none is announced. Then it is weighed, and what reading it takes is added before anything is made of it. Keys and
-//! origins were checked before. A body has to come at some pace: a client that stops sending gives up its connection long
+//! origins were checked before. A body has to come at some pace: a client that stops sending loses its connection long
 //! before the time for a whole body is over.
 //!
 //! Invariant: nothing waits while it holds a share, except for the client's own bytes and for its turn.
@@ -24,7 +24,7 @@ use crate::fields::Result;
 use crate::prepare;
 use crate::shared::ServerState;
 
-/// How long a body may pause, and the pace that it has to keep besides.
+/// How long a body may pause, and the rate that it has to keep in addition.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const LEAST_BYTES_PER_SECOND: u64 = 4 << 10;
 /// The first share of a body whose length is not announced; it doubles as the body grows.

@@ -1,9 +1,9 @@
 //! The memory that requests may hold together, and each request's share of it.
 //!
 //! A share is taken before the memory is: for a body by its length, for what is read from it by its weight, for a prompt by
-//! what preparing it may take, for a grammar by what its compiler may take and then by what it holds. Nothing waits for a share, so that no two requests can wait for each other: what does not fit
-//! now is refused and may come again, and what could never fit is refused for good. When much has been given back, the
-//! allocator is asked to return it to the system.
+//! what preparing it may take, for a grammar by what its compiler may take and then by what it holds. Nothing waits for a
+//! share, so that no two requests can wait for each other: what does not fit now is refused and may come again, and what
+//! could never fit is refused for good. When much has been released, the allocator is asked to return it to the system.
 //!
 //! Invariant: the shares together are never more than the budget, and large ones leave a quarter of it to small ones.
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use grammar::Allowance;
 
-/// Preparing a request takes memory besides what it holds: this share of all, for each that is prepared at once.
+/// Preparing a request takes memory in addition to what it holds: this share of all, for each that is prepared at once.
 const WORK_SHARE: usize = 8;
 /// A step of a grammar may take this share of all; two are taken at once.
 const STEP_SHARE: usize = 16;
@@ -33,20 +33,20 @@ pub(crate) struct Budget {
     work_bytes: usize,
     /// What each step of a grammar may take before it is counted.
     step_bytes: usize,
-    /// Beside the budget: memory is returned on a thread that may outlive it.
+    /// Shared, not owned by the budget: memory is returned on a thread that may outlive it.
     state: Arc<Mutex<BudgetState>>,
 }
 
 #[derive(Debug, Default)]
 struct BudgetState {
     used_bytes: usize,
-    /// Given back since memory was last returned to the system.
+    /// Released since memory was last returned to the system.
     freed_bytes: usize,
     /// Whether memory is about to be returned.
     is_returning: bool,
 }
 
-/// Part of a [`Budget`], given back when dropped.
+/// Part of a [`Budget`], released when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,
@@ -90,7 +90,7 @@ impl Budget {
         self.total_bytes / SMALL_SHARE
     }
 
-    /// The largest request whose turn may come beside any other's.
+    /// The largest request that may be prepared in parallel with any other.
     pub(crate) fn quick_bytes(&self) -> usize {
         self.small_bytes().min(QUICK_BYTES)
     }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_preparation_takes_is_set_aside() {
+    fn what_every_preparation_takes_is_reserved() {
         let budget = Budget::new(2000, 3, 400);
         assert_eq!((budget.total_bytes, budget.work_bytes()), (550, 400));
     }

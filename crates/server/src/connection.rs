@@ -1,4 +1,5 @@
-//! The requests of one connection, one after the other: each takes a seat, and keeps it until its answer is written.
+//! The requests of one connection, one after the other: each takes a request slot (`Seats`), and keeps it until its answer
+//! is written.
 //!
 //! Bodies are watched on their way through, since only they know when a request is there as a whole, when it never will
 //! be, and when its answer is complete.
@@ -22,7 +23,7 @@ use crate::seats::Place;
 pub(crate) struct Requests {
     router: Router,
     place: Place,
-    /// How long a request may wait for a seat.
+    /// How long a request may wait for a slot.
     patience: Duration,
 }
 
@@ -68,7 +69,7 @@ fn is_brief(path: &str) -> bool {
     matches!(path, "/health" | "/metrics")
 }
 
-/// A request's body, which tells when it is there.
+/// A request's body, which reports when it is complete.
 struct RequestBody {
     body: Incoming,
     place: Place,
@@ -129,7 +130,7 @@ impl Drop for RequestBody {
     }
 }
 
-/// An answer's body, which tells when it has been handed over.
+/// An answer's body, which reports when it has been handed over.
 struct ResponseBody {
     body: Body,
     place: Place,

@@ -25,7 +25,7 @@ pub(crate) async fn continued(
     let Some(begun) = begun else { return Ok((request, share)) };
     let begun = begun.as_str();
     let mark = identifier("continue-");
-    // The conversation is there twice for a while.
+    // For some time there are two copies of the conversation.
     let held = share.bytes();
     prepare::grow(shared, &mut share, held.saturating_mul(2), "to continue its last message")?;
     let (prompt, share) = prepare::prompt(shared, marked(&request, &mark), share).await?;

@@ -160,7 +160,7 @@ impl Assistant {
         self.calls.is_empty().then_some(self.content.as_str())
     }
 
-    /// A message keeps absent what is absent: templates ask which keys there are.
+    /// A message keeps absent what is absent: templates check which keys there are.
     fn into_message(self) -> Value {
         let mut message = json!({"role": "assistant", "content": self.content});
         if !self.reasoning.is_empty() {
@@ -173,8 +173,8 @@ impl Assistant {
     }
 }
 
-/// Messages in which tools answer in the order of the calls. Clients send results as they come and name the call; most templates
-/// show no names, and a model would take one result for another.
+/// Messages in which tools answer in the order of the calls. Clients send results as they come and name the call; most
+/// templates show no names, and a model would take one result for another.
 pub(crate) fn with_results_in_order(mut messages: Vec<Value>) -> Vec<Value> {
     let mut start = 0;
     while start < messages.len() {

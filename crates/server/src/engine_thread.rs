@@ -1,7 +1,7 @@
 //! The thread that steps the engine: commands in, events out.
 //!
 //! It owns the engine. Handlers send it commands through an [`EngineHandle`] and read the events of each submission from a
-//! bounded channel; a channel that is nearly full pauses its own requests and no others, and requests whose handler is gone
+//! bounded channel; a channel that is nearly full pauses its own requests and no others, and requests whose handler has ended
 //! are cancelled at the next step. The events of a step are handed out together, by a task among the handlers: waking them
 //! one by one, the engine's thread would be interrupted by each. An error of the engine itself ends the requests under way,
 //! not the server.
@@ -23,7 +23,7 @@ const CHANNEL_EVENTS: usize = 192;
 /// Room that a step may need: a request with less is paused. A pass may verify 63 drafted tokens, and the answer
 /// may end with them.
 const STEP_EVENTS: usize = 72;
-/// A handler that has caught up must find its request fit to go on.
+/// A handler that has caught up must find its request fit to continue.
 const _: () = assert!(CHANNEL_EVENTS / 2 >= STEP_EVENTS);
 /// How long an idle thread sleeps before it looks at its requests again.
 const IDLE: Duration = Duration::from_millis(250);
@@ -267,7 +267,7 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Pauses requests whose client is not reading, and cancels those whose handler is gone.
+    /// Pauses requests whose client is not reading, and cancels those whose handler has ended.
     fn apply_backpressure(&mut self) {
         for submission in self.submissions.values_mut() {
             let Submission { events, paused, is_paused, requests, .. } = submission;
@@ -320,7 +320,7 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Ends the requests under way after an error of the engine itself, which goes on with the next.
+    /// Ends the requests under way after an error of the engine itself, which continues with the next.
     fn fail_all(&mut self, message: &str) {
         tracing::error!("the engine could not step: {message}");
         for (id, (submission_id, choice)) in self.owners.drain() {

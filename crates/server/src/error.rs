@@ -167,7 +167,7 @@ pub(crate) enum ErrorShape {
 }
 
 impl ErrorShape {
-    /// By the path that was asked for; models are at one path for two dialects, of which only Anthropic's clients say
+    /// By the path that was requested; models are at one path for two dialects, of which only Anthropic's clients say
     /// which version of it they speak.
     pub(crate) fn of(path: &str, headers: &HeaderMap) -> ErrorShape {
         let is_under = |root: &str| {

@@ -1,6 +1,6 @@
-//! Which requests are let in: by the name that they reach the server by, the page that makes them, and the key they show.
+//! Which requests are accepted: by the name that they reach the server by, the page that makes them, and the key they show.
 //!
-//! In this order, and before a body is read. Refusals for want of a connection's seat are answered here too, so that they
+//! In this order, and before a body is read. Refusals for want of a request slot are answered here too, so that they
 //! have the shape of their path. What a name or a page must be to pass is in `hosts`.
 
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::shared::ServerState;
 
 /// Requests that browsers of allowed origins may make.
 const CORS_METHODS: &str = "GET, HEAD, POST, DELETE, OPTIONS";
-/// What their pages may look at besides the body.
+/// What their pages may look at in addition to the body.
 const CORS_EXPOSED: &str = "x-request-id, request-id, retry-after";
 /// What answers depend on, for caches.
 const VARIES: &str = "Origin, Access-Control-Request-Headers";
 /// How browsers say which page makes a request, where they send no origin.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// How a browser asks, and learns, whether a page of the network may reach into this one.
+/// The headers of a browser's preflight request, and of its answer, for a page of another network (private network access).
 const ASKED_PRIVATE: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const ALLOW_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
@@ -46,7 +46,7 @@ pub(crate) async fn guard(
     let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let asks_private = headers.contains_key(ASKED_PRIVATE);
     let response = if request.method() == Method::OPTIONS && page.is_some() {
-        // Browsers show no key when they ask whether they may.
+        // Browsers send no key with a preflight request.
         StatusCode::NO_CONTENT.into_response()
     } else if let Err(error) = check_key(&shared, request.uri().path(), headers) {
         error.into_response()
@@ -99,7 +99,7 @@ fn invalid_host(what: &str) -> ApiError {
     ApiError::bad_request("invalid_host", format!("{what}: a request names the server it is for"))
 }
 
-/// A page elsewhere can have its own name point to this server; nothing but that name tells it from others.
+/// A page elsewhere can have its own name point to this server; only that name distinguishes it from others.
 fn check_host(shared: &ServerState, request: &Request) -> Result<(), ApiError> {
     let Some(host) = host_of(request)? else { return Ok(()) };
     if shared.hosts.allows(host) {
@@ -115,7 +115,7 @@ fn check_host(shared: &ServerState, request: &Request) -> Result<(), ApiError> {
 /// The origin to allow, if the request comes from a page that is not the server's own.
 fn check_origin(shared: &ServerState, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
     let headers = request.headers();
-    // What the machine does, and for how long, is for the own page: any other could read from it what is asked.
+    // What the machine does, and for how long, is for the server's own page: any other could infer requests from it.
     let is_private = request.uri().path() == "/live";
     let refused = |origin: &str| {
         let origin: String = origin.chars().take(200).collect();

@@ -1,7 +1,7 @@
 //! Names under which a server may be reached, and pages that may use it although they are not its own.
 //!
 //! A page can have its own name point to any address ("DNS rebinding"): the browser then takes this server for a part of
-//! that page, and tells in `Host` only by which name it was reached. So a name has to be known, wherever the server
+//! that page, and `Host` says only by which name it was reached. So a name has to be known, wherever the server
 //! listens. What cannot be rebound is let through: addresses, and names that cannot be registered.
 
 use std::net::IpAddr;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_on_this_computer_are_told_from_others() {
+    fn pages_on_this_computer_are_distinguished_from_others() {
         #[track_caller]
         fn check(origin: &str, expect: bool) {
             assert_eq!(is_local_origin(origin), expect, "{origin}");

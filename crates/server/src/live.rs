@@ -33,7 +33,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// Reading the statistics of a streamed bank copies some kilobytes: not after every step.
 const STATISTICS: Duration = Duration::from_millis(50);
 
-/// A viewer's place.
+/// A viewer's slot.
 struct Seat(Arc<ServerState>);
 
 impl Seat {
@@ -57,10 +57,10 @@ pub(crate) async fn watch(State(shared): State<Arc<ServerState>>) -> Result<Resp
     if shared.is_draining() {
         return Err(ApiError::unavailable("shutting_down", "the server is shutting down", 5));
     }
-    // Before the seat is taken: the sample that taking it brings must not be missed.
+    // Before the slot is taken: the sample that taking it brings must not be missed.
     let mut samples = shared.live.samples.subscribe();
     let Some(seat) = Seat::take(&shared) else {
-        let message = format!("{MOST_VIEWERS} look on already");
+        let message = format!("{MOST_VIEWERS} viewers are connected already");
         return Err(ApiError::unavailable("too_many_viewers", message, 10));
     };
     let keep_alive = KeepAlive { every: SILENCE, frame: None };
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_limited_and_given_back() {
+    fn viewer_slots_are_limited_and_released() {
         let shared = Arc::new(ServerState::new(Options::default()));
         let mut seats: Vec<Seat> = (0..MOST_VIEWERS).map_while(|_| Seat::take(&shared)).collect();
         assert_eq!((seats.len(), shared.live.viewers()), (MOST_VIEWERS, MOST_VIEWERS));

@@ -31,7 +31,7 @@ impl Default for Live {
 }
 
 impl Live {
-    /// How many look on.
+    /// How many viewers there are.
     pub(crate) fn viewers(&self) -> usize {
         self.viewers.load(Ordering::Relaxed)
     }

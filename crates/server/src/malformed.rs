@@ -1,4 +1,4 @@
-//! Answers to what is not a request: the HTTP library refuses it with a bare status, which tells a client nothing.
+//! Answers to what is not a request: the HTTP library refuses it with a bare status, which gives a client no information.
 //!
 //! Its answer gets the body that other errors have, in the dialect of the path as far as the path can be read.
 

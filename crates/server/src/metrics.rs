@@ -58,9 +58,9 @@ impl Histogram {
 pub(crate) struct Metrics {
     pub(crate) requests_begun: Counter,
     pub(crate) requests_failed: Counter,
-    /// Turned away with 503: the queue was full.
+    /// Refused with 503: the queue was full.
     pub(crate) requests_refused: Counter,
-    /// Answers whose client was gone before they were complete.
+    /// Answers whose client disconnected before they were complete.
     pub(crate) requests_cancelled: Counter,
     /// Answers that ended by themselves.
     pub(crate) answers_finished: Counter,

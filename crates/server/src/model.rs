@@ -11,7 +11,7 @@ use crate::speculation::Speculating;
 
 /// What is known of the model once it is loaded.
 pub(crate) struct Model {
-    /// As it was asked for.
+    /// As the user named it.
     pub(crate) name: String,
     /// When it was loaded, in seconds since 1970.
     pub(crate) created: u64,

@@ -1,4 +1,4 @@
-//! Ollama's dialect: what its clients list, show and ask, answered in lines of JSON.
+//! Ollama's dialect: what its clients list, show and request, answered in lines of JSON.
 //!
 //! One model answers, whatever name a request gives it: the name is handed back. What would fetch,
 //! change or remove models is refused with a sentence that says so. Tool calls come whole, with their

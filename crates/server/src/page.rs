@@ -1,7 +1,7 @@
 //! The web page: the files of the folder `page`, compiled into the program and served as they are written.
 //!
 //! The scripts are plain modules that import each other. The document names all of them for preloading, so a
-//! browser asks for them at once and not import by import. A policy lets the page load nothing but these files.
+//! browser requests them at once and not import by import. A policy lets the page load nothing but these files.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ impl File {
         set(header::CONTENT_SECURITY_POLICY, POLICY);
         set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
         set(header::REFERRER_POLICY, "no-referrer");
-        // A browser may keep the file but asks at each use whether it has changed: no stale module runs.
+        // A browser may keep the file but checks at each use whether it has changed: no stale module runs.
         set(header::CACHE_CONTROL, "no-cache");
         if let Ok(tag) = HeaderValue::from_str(&tag) {
             headers.insert(header::ETAG, tag);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_from_paths_of_the_interface() {
+    fn files_are_distinguished_from_paths_of_the_interface() {
         for path in ["/", "/main.js", "/style.css", "/icon.svg"] {
             assert!(is_part(path), "{path}");
         }

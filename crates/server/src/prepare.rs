@@ -27,7 +27,7 @@ const ENCODE_BYTES: usize = 100;
 /// What a prompt takes for each byte of its text: the text, and a token of four bytes for it at most.
 const PROMPT_BYTES: usize = 5;
 
-/// What an answer takes that is under way, besides its prompt.
+/// What an answer takes that is under way, without its prompt.
 const ANSWER_BYTES: usize = 4 << 10;
 
 /// What is counted and shown may have more tokens than the context holds, so that a client sees by how much; but not
@@ -90,7 +90,7 @@ async fn prepared<T: Send + 'static>(
 ) -> Result<(T, Share)> {
     let (shared, model) = (Arc::clone(shared), Arc::clone(shared.model()?));
     let size = share.bytes();
-    // A copy of its messages, before the template asks for what it takes itself.
+    // A copy of its messages, before the template reserves what it takes itself.
     let more = size.saturating_sub(share.budget().work_bytes());
     grow(&shared, &mut share, size.saturating_add(more), "to prepare")?;
     while_wanted(&Arc::clone(&shared), size, move |client| {
@@ -132,7 +132,7 @@ async fn while_wanted<T: Send + 'static>(
     let is_large = shared.budget().is_ok_and(|budget| size > budget.quick_bytes());
     let turn = shared.turns.take(size, is_large).await;
     let turn = turn.ok_or_else(|| ApiError::internal("the server is shutting down"))?;
-    // Dropped with this future if the client goes away; the work goes on until it notices, and so does its turn.
+    // Dropped with this future if the client goes away; the work continues until it notices, and keeps its slot until then.
     let waiting = Arc::new(());
     let client = Client(Arc::downgrade(&waiting));
     let work = move || {
@@ -223,7 +223,7 @@ impl Preparation {
                 let rendered = self.rendered(&mut chat)?;
                 self.client.check()?;
                 self.grow_to_encode(&rendered, most)?;
-                // What is rendered again comes beside the prompt.
+                // What is rendered again comes in addition to the prompt.
                 let held = rendered.len().saturating_mul(PROMPT_BYTES);
                 let model = Arc::clone(&self.model);
                 let prompt = self.granted("to render", |grant| {
@@ -250,7 +250,7 @@ impl Preparation {
         Ok((prompt, None))
     }
 
-    /// Refuses a conversation before the template is rendered, which takes a while for each message and each call: nearly
+    /// Refuses a conversation before the template is rendered, which takes some time for each message and each call: nearly
     /// every template writes some tokens for one.
     fn check_messages(&self, messages: &[Value], most: usize) -> Result<()> {
         if messages.is_empty() {
@@ -280,7 +280,7 @@ impl Preparation {
         })
     }
 
-    /// The result of what asks for memory beside the request's own, or why there is none.
+    /// The result of work that reserves memory in addition to the request's own, or why there is none.
     fn granted<T, E>(
         &mut self,
         what: &str,
@@ -298,7 +298,7 @@ impl Preparation {
         result.map_err(|error| refusal.unwrap_or_else(|| error.into()))
     }
 
-    /// The share for so many bytes beside what was made of the body and what the places of preparation have.
+    /// The share for so many bytes in addition to what was made of the body and what the slots of preparation have.
     fn beside(&self, bytes: usize) -> usize {
         let more = bytes.saturating_sub(self.share.budget().work_bytes());
         self.size.saturating_add(more)
@@ -310,7 +310,7 @@ impl Preparation {
         Ok(self.model.session.tokens(text, with_special, most)?)
     }
 
-    /// Takes a share of what encoding needs and the places of preparation do not have, unless the text is too long anyway.
+    /// Takes a share of what encoding needs and the slots of preparation do not have, unless the text is too long anyway.
     fn grow_to_encode(&mut self, text: &str, most: usize) -> Result<()> {
         self.model.session.check_length(text, most)?;
         let wanted = self.beside(text.len().saturating_mul(ENCODE_BYTES));

@@ -1,11 +1,11 @@
 //! Which connections may be open, and which of them have a request that is answered.
 //!
-//! A connection has a seat from when its request is known until its answer is written, and none while it is idle. When no
-//! more may be open, the one that has been idle for longest is closed. When there is no seat, a connection gives way whose
-//! client is slow to send its request or to read an answer that is complete; one whose answer is being made never does.
-//! No address has more than half of the seats. What is answered at once needs none.
+//! A connection holds a request slot (a seat) from when its request is known until its answer is written, and none while it
+//! is idle. When no more may be open, the one that has been idle for longest is closed. When no slot is free, a connection
+//! is closed whose client is slow to send its request or to read an answer that is complete; one whose answer is being
+//! generated never is. No address has more than half of the slots. What is answered at once needs none.
 //!
-//! Invariant: taking a connection never waits, so a new one can always show what it asks.
+//! Invariant: accepting a connection never waits, so a new one can always send its request.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,13 +19,13 @@ use crate::error::ApiError;
 
 /// Connections that may be open, however few files the system grants.
 const LEAST_OPEN: usize = 16;
-/// A client may be slow for so long although its seat is wanted: a lost packet is sent again within it.
+/// How long a client may be slow although its slot is wanted: a lost packet is sent again within it.
 const GRACE: Duration = Duration::from_secs(2);
-/// Bytes a second that keep a seat from others.
+/// Bytes a second that keep a slot from other connections.
 const PACE: f64 = 4096.0;
 /// How often a request that waits looks for clients that have become slow.
 const LOOK: Duration = Duration::from_millis(100);
-/// Between two lines in the log about seats.
+/// Between two lines in the log about slots.
 const QUIET: Duration = Duration::from_secs(30);
 
 /// How many there may be of each.
@@ -33,15 +33,15 @@ const QUIET: Duration = Duration::from_secs(30);
 struct Limits {
     open: usize,
     seats: usize,
-    /// Seats of one address.
+    /// Slots of one address.
     seats_each: usize,
-    /// Requests that wait for a seat.
+    /// Requests that wait for a slot.
     waiting: usize,
     waiting_each: usize,
 }
 
 impl Limits {
-    /// A quarter has no seat: half of it may wait, and the rest is for connections that have yet to show what they ask.
+    /// A quarter has no slot: half of it may wait, and the rest is for connections that have yet to send a request.
     fn of(connections: usize) -> Limits {
         let open = connections.max(LEAST_OPEN);
         let seats = open - open / 4;
@@ -56,9 +56,9 @@ impl Limits {
 enum Phase {
     /// It is between requests, or before its first.
     Idle,
-    /// Its request waits for a seat.
+    /// Its request waits for a slot.
     Waiting,
-    /// Its request is answered at once, without a seat.
+    /// Its request is answered at once, without a slot.
     Brief,
     /// Its request is still on its way.
     Receiving,
@@ -108,7 +108,7 @@ impl Entry {
     }
 }
 
-/// What the table and a connection's own task tell each other.
+/// What the table and a connection's own task exchange.
 #[derive(Debug, Default)]
 struct Link {
     /// Bytes read and written.
@@ -122,7 +122,7 @@ struct Link {
     /// A request was answered before all of it had come.
     has_rest: AtomicBool,
     unblocked: Notify,
-    /// It has given way.
+    /// It was closed for another.
     closed: Notify,
 }
 
@@ -140,7 +140,7 @@ struct Table {
     told: Option<Instant>,
 }
 
-/// What comes of asking for a seat.
+/// The outcome of requesting a slot.
 #[derive(Debug, PartialEq, Eq)]
 enum Taken {
     Seat,
@@ -157,7 +157,7 @@ impl Seats {
         Arc::new(Seats { limits, table: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Takes a connection in; `None` if no other can give way.
+    /// Accepts a connection; `None` if no other can be closed for it.
     pub(crate) fn open(self: &Arc<Seats>, address: IpAddr) -> Option<Opened> {
         let mut table = self.table();
         while table.open.len() >= self.limits.open {
@@ -172,7 +172,7 @@ impl Seats {
         Some(Opened(Place { seats: Arc::clone(self), id, link }))
     }
 
-    /// Closes the connection that can best be spared, for want of files.
+    /// Closes the least needed connection, for want of files.
     pub(crate) fn make_room(&self) {
         self.table().give_way();
     }
@@ -181,7 +181,7 @@ impl Seats {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A seat for a connection, if need be one that another gives up.
+    /// A slot for a connection, if need be one that another gives up.
     fn take(&self, id: u64) -> Taken {
         let now = Instant::now();
         let mut table = self.table();
@@ -206,7 +206,7 @@ impl Seats {
             return Taken::Seat;
         }
         if phase != Phase::Waiting {
-            table.tell(now, "all seats for requests are taken: slow clients give way");
+            table.tell(now, "all request slots are taken: connections of slow clients are closed");
             // Clients give up in time: the newest is the likeliest to be still there.
             let is_waiting = |entry: &Entry| entry.phase == Phase::Waiting;
             if table.count(|entry| is_waiting(entry) && entry.peer == peer) >= limits.waiting_each {
@@ -258,7 +258,7 @@ impl Table {
     /// whose client is slow.
     fn give_way(&mut self) -> Option<()> {
         let now = Instant::now();
-        self.tell(now, "as many connections are open as may be: idle ones give way");
+        self.tell(now, "the limit of open connections is reached: idle ones are closed");
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for entry in self.open.values() {
             *counts.entry(entry.peer).or_default() += 1;
@@ -326,7 +326,7 @@ impl Place {
         }
     }
 
-    /// A request has come. It goes on when the answer before it is written.
+    /// A request has come. It continues when the answer before it is written.
     pub(crate) async fn ask(&self) {
         loop {
             let unblocked = self.link.unblocked.notified();
@@ -340,12 +340,12 @@ impl Place {
         self.go(|_| true, Phase::Idle);
     }
 
-    /// Its answer needs no seat.
+    /// Its answer needs no slot.
     pub(crate) fn stand(&self) {
         self.go(|_| true, Phase::Brief);
     }
 
-    /// Takes a seat, or waits for one, but not for longer than `patience`.
+    /// Takes a slot, or waits for one, but not for longer than `patience`.
     pub(crate) async fn sit(&self, patience: Duration) -> Result<(), ApiError> {
         let deadline = Instant::now() + patience;
         loop {
@@ -418,7 +418,7 @@ impl Place {
         self.link.has_rest.load(Ordering::Relaxed)
     }
 
-    /// Until it has to give way.
+    /// Until it has to close.
     pub(crate) async fn given_up(&self) {
         self.link.closed.notified().await;
     }

@@ -1,4 +1,4 @@
-//! Connections that have a seat, wait for one, and give theirs up.
+//! Connections that have a request slot, wait for one, and give theirs up.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn age(opened: &Opened, by: Duration) {
     entry.since = entry.since.checked_sub(by).unwrap();
 }
 
-/// Connections from an address whose requests have seats.
+/// Connections from an address whose requests have slots.
 fn seated(seats: &Arc<Seats>, address: IpAddr, count: usize) -> Vec<Opened> {
     let seated = (0..count).map(|_| seats.open(address).unwrap());
     seated.inspect(|opened| assert_eq!(seats.take(opened.0.id), Taken::Seat)).collect()
@@ -27,7 +27,7 @@ fn seated(seats: &Arc<Seats>, address: IpAddr, count: usize) -> Vec<Opened> {
 fn shares_add_up() {
     for connections in [0, 16, 17, 64, 1000, 1024, 5000] {
         let limits = Limits::of(connections);
-        // There is always an idle connection that can give way to a new one.
+        // There is always an idle connection that can be closed for a new one.
         assert!(limits.seats + limits.waiting < limits.open, "{limits:?}");
         assert!(limits.seats_each * 2 >= limits.seats && limits.waiting_each >= 1, "{limits:?}");
     }
@@ -36,7 +36,7 @@ fn shares_add_up() {
 }
 
 #[test]
-fn a_connection_without_a_request_has_no_seat() {
+fn a_connection_without_a_request_has_no_slot() {
     let seats = Seats::new(16);
     let idle: Vec<Opened> = (0..16).map(|_| seats.open(HERE).unwrap()).collect();
     assert_eq!(seats.take(idle[0].0.id), Taken::Seat);
@@ -56,7 +56,7 @@ fn the_address_with_most_connections_gives_way() {
 }
 
 #[test]
-fn no_address_has_more_than_half_of_the_seats() {
+fn no_address_has_more_than_half_of_the_slots() {
     let seats = Seats::new(16);
     let _here = seated(&seats, HERE, 6);
     let one_more = seats.open(HERE).unwrap();
@@ -111,7 +111,7 @@ fn of_too_many_that_wait_the_first_is_turned_away() {
 }
 
 #[tokio::test]
-async fn a_seat_is_free_when_the_answer_is_written() {
+async fn a_slot_is_free_when_the_answer_is_written() {
     let seats = Seats::new(16);
     let here = seated(&seats, HERE, 6);
     let waiting = seats.open(HERE).unwrap();

@@ -40,14 +40,14 @@ pub const HEAD_BYTES: usize = 16 << 10;
 const SEND_BYTES: u32 = 64 << 10;
 /// Connections that the system may keep before they are taken.
 const BACKLOG: u32 = 1024;
-/// Files that a model, its reads and the program itself have open besides connections.
+/// Files that a model, its reads and the program itself have open in addition to connections.
 const FILES: u64 = 512;
 /// How long the server rests where the system has no file left for a connection.
 const NO_FILES: Duration = Duration::from_millis(50);
 /// How long connections may take to close once all answers are given.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// Why a server did not start or could not go on.
+/// Why a server did not start or could not continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -69,7 +69,7 @@ pub enum StartError {
 
 /// A model, ready to answer.
 pub struct Loaded {
-    /// As it was asked for.
+    /// As the user named it.
     pub name: String,
     /// The model itself.
     pub engine: Engine,

@@ -1,7 +1,7 @@
 //! A connection's bytes: the pace at which they must be read, and the end of a connection.
 //!
-//! What waits to be read holds a request's place, so a client that reads next to nothing for long is given up. One that
-//! has sent more than was read can still read its answer: at the end the rest is thrown away for a while, since a socket
+//! Unread output holds a request's slot, so a client that reads next to nothing for long is disconnected. One that has sent
+//! more than was read can still read its answer: at the end the rest is read and discarded for some time, since a socket
 //! that is closed with bytes unread makes the other side forget what it has not read yet.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};

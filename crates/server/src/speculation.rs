@@ -12,7 +12,7 @@ use speculation::{Report as SpeculationReport, SourceKind, SourceReport};
 
 use crate::metrics::Exposition;
 
-/// Rows of the largest pass whose union of experts is reported: drafts are 16 tokens at most unless options ask for
+/// Rows of the largest pass whose union of experts is reported: drafts are 16 tokens at most unless options request
 /// longer ones.
 const MOST_ROWS: usize = 17;
 
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_tells_of_sources_that_wait_too() {
+    fn health_reports_sources_that_wait_too() {
         let expect = json!({
             "mode": "auto", "acceptance": 0.75, "mean_verified": 5.0, "gain": 1.5,
             "sources": [
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_is_told_once_drafts_were_verified() {
+    fn the_page_is_notified_once_drafts_were_verified() {
         let mut speculating = Speculating::example();
         assert_eq!(speculating.sample(), Some(json!({"acceptance": 0.75, "gain": 1.5})));
         speculating.report.sources[0].verified = 0;

@@ -1,7 +1,7 @@
-//! Turns of requests that are prepared: a few at a time, the smallest first.
+//! The order in which requests are prepared: a few at a time, the smallest first.
 //!
 //! Templates and schemas take processor time in proportion to what a request holds, and must not take the cores from the
-//! model. Large requests never have all places, so that a small one waits for small ones only. A request that others
+//! model. Large requests never have all slots, so that a small one waits for small ones only. A request that others
 //! overtake counts half as large each time: however many smaller ones come, it is next after a few of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 /// Requests that are prepared at once.
 pub(crate) const PLACES: usize = 2;
-/// Places that are kept for small requests.
+/// Slots that are kept for small requests.
 const KEPT_FOR_SMALL: usize = 1;
 
 /// Requests that are prepared, and those that wait.
@@ -33,7 +33,7 @@ struct Waiting {
     told: oneshot::Sender<Turn>,
 }
 
-/// A place, free again when dropped.
+/// A slot, free again when dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
     turns: Arc<Turns>,
@@ -49,7 +49,7 @@ impl Turns {
         turn.await.ok()
     }
 
-    /// Gives free places to requests that wait.
+    /// Gives free slots to requests that wait.
     fn go_on(self: &Arc<Turns>) {
         while let Some((told, is_large)) = self.next() {
             // Back it comes from a request that was cancelled meanwhile, to the next.
@@ -57,7 +57,7 @@ impl Turns {
         }
     }
 
-    /// Takes a place for the one that is next, if there are both.
+    /// Takes a slot for the one that is next, if there are both.
     fn next(&self) -> Option<(oneshot::Sender<Turn>, bool)> {
         let mut state = self.state();
         state.waiting.retain(|one| !one.told.is_closed());
@@ -103,7 +103,7 @@ mod tests {
 
     const LARGE: usize = 1000;
 
-    /// A request that has asked for a turn.
+    /// A request that waits for a turn.
     struct Asked(Option<Pin<Box<dyn Future<Output = Option<Turn>>>>>);
 
     impl Asked {
@@ -196,7 +196,7 @@ mod tests {
         drop(gone);
         drop(small);
         let turn = next.turn().expect("a turn");
-        // Told, and gone before it could take it.
+        // Notified, and cancelled before it could take it.
         let told = ask(&turns, 1);
         drop(turn);
         drop(told);

@@ -1,6 +1,6 @@
 //! Answers sent piece by piece: server-sent events and lines of JSON.
 //!
-//! [`stream`] answers at once with headers; the body is written as the connection asks for more of it, by the connection's
+//! [`stream`] answers at once with headers; the body is written as the connection requests more of it, by the connection's
 //! own task: a client that is gone, or given up for reading nothing, ends the writing, and with it the request.
 
 use std::convert::Infallible;
@@ -140,8 +140,8 @@ impl Wire {
     }
 }
 
-/// The reading end, as a body wants it: what is written when the connection asks. The writer waits for answers, which
-/// wait for it, so little can pile up while the connection does not ask.
+/// The reading end, as a body wants it: what is written when the connection polls. The writer waits for answers, which
+/// wait for it, so little can pile up while the connection does not poll.
 struct Written {
     writer: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     written: Arc<Mutex<String>>,
@@ -198,7 +198,7 @@ mod tests {
 
     /// Claude Code was seen to wait 87 s for a sign of life, while the prompt was read in chunks of half a second.
     #[tokio::test]
-    async fn a_stream_is_kept_alive_while_things_happen_that_are_not_told() {
+    async fn a_stream_is_kept_alive_during_events_that_are_not_sent() {
         let body = written(|mut wire| async move {
             for _ in 0..20 {
                 wire.alive_until(tokio::time::sleep(Duration::from_millis(10))).await;

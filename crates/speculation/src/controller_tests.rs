@@ -279,7 +279,7 @@ fn a_draft_model_is_tried_though_prompts_are_long() {
 }
 
 #[test]
-fn confidence_tells_drafts_apart() {
+fn confidence_distinguishes_drafts() {
     // Half of the tokens are sure, half are hopeless.
     let world = |kind: SourceKind| {
         let mut source = Source::new(kind, |t| if t.bucket > 3 { 0.95 } else { 0.02 });
@@ -320,7 +320,7 @@ fn four_sequences_of_different_acceptance_share_a_pass() {
 }
 
 #[test]
-fn an_adversary_that_accepts_only_what_was_hardly_asked_for_costs_little() {
+fn an_adversary_that_accepts_only_rarely_requested_drafts_costs_little() {
     // Trying more than one is all loss here; what single tokens gain pays for half of it.
     let adversary = || {
         let source = Source::new(Oracle, |t| if t.verified <= 1 { 1.0 } else { 0.0 });

@@ -42,7 +42,7 @@ struct Index {
     /// Tokens that are in.
     len: usize,
     failures: usize,
-    /// Length of the answer at which it may speak again.
+    /// Length of the answer at which it may draft again.
     silent_until: usize,
 }
 
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn after_two_failures_it_is_silent_for_a_while() {
+    fn after_two_failures_it_is_silent_for_some_time() {
         let mut source = NGram::default();
         let id = AnswerId(3);
         let mut tokens = vec![1, 2, 3, 4, 1, 2, 3];

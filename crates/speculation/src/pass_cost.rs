@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_bytes_are_told_from_rows() {
+    fn missed_bytes_are_distinguished_from_rows() {
         let mut cost = PassCost::default();
         for pass in 0..200_u64 {
             let (rows, bytes) = (1 + pass as usize % 3, (pass * 7919) % 1000 * 10_000);

@@ -62,7 +62,7 @@ impl AnswerParser {
         }
     }
 
-    /// Whether the next text would be thinking, as far as marks around thinking tell.
+    /// Whether the next text would be thinking, as far as marks around thinking show it.
     pub fn is_reasoning(&self) -> bool {
         self.splitter.as_ref().is_some_and(ReasoningSplitter::is_reasoning)
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use crate::tokenizer::{Scheme, byte_level_bytes, fallback_byte, replace_all};
 use crate::{Error, Result, Tokenizer};
 
-/// Tokens that may give no text, or half a character, before they are let go. A window is decoded for each token,
+/// Tokens that may give no text, or half a character, before they are released. A window is decoded for each token,
 /// so one that never moved would take time by the square of the answer.
 const MOST_WAITING: usize = 256;
 

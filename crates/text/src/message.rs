@@ -1,7 +1,7 @@
 //! Conversations as chat templates see them, and the request to render one.
 //!
-//! Templates read messages as JSON and ask which keys are present (`'tool_calls' in message`), so an
-//! absent field stays absent. Normalising brings the spellings clients use to the one templates expect:
+//! Templates read messages as JSON and check which keys are present (`'tool_calls' in message`), so an
+//! absent field stays absent. Normalizing brings the spellings clients use to the one templates expect:
 //! arguments of tool calls become objects, `reasoning` becomes `reasoning_content`. What else depends
 //! on the template (parts or plain text) is decided in `template::content`.
 

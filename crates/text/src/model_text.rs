@@ -132,7 +132,7 @@ impl ModelText {
     }
 
     /// The prompt of a conversation that was rendered to this text, unless it has more than `most` tokens: a text
-    /// that is far too long is refused without being encoded. Rendering again asks for memory as [`Self::rendered`] does.
+    /// that is far too long is refused without being encoded. Rendering again requests memory as [`Self::rendered`] does.
     pub fn prompt_of(
         &self,
         request: &ChatRequest,
@@ -187,7 +187,7 @@ impl ModelText {
             return Ok(Thinking::Closed);
         };
         let Some(broken) = marks.broken_in(request) else { return Ok(marks.left_by(text)) };
-        // Beside the request itself.
+        // In addition to the request itself.
         let copy_bytes = broken.held_bytes();
         match self.rendered(&broken, &mut |bytes| grant(bytes.saturating_add(copy_bytes))) {
             Err(error @ Error::NoMemory { .. }) => Err(error),
@@ -232,7 +232,7 @@ impl ModelText {
     }
 
     /// The tokens with which an answer to this prompt may open thinking itself: none where the prompt has opened it,
-    /// or closed it at once, as templates do that are told not to think.
+    /// or closed it at once, as templates do when thinking is switched off.
     pub fn thinking_tokens(&self, prompt: &str) -> Option<Vec<u32>> {
         let marks = self.reasoning.as_ref().filter(|_| self.knows_thinking)?;
         let end = prompt.trim_end();
@@ -281,7 +281,7 @@ impl ModelText {
         }
     }
 
-    /// Turns the tokens of a text that goes on as it is into words, and nothing but words.
+    /// Turns the tokens of a plain continuation into words, and nothing but words.
     pub fn plain_decoder(&self, stops: Vec<String>) -> AnswerDecoder {
         AnswerDecoder {
             detokenizer: Detokenizer::new(&self.tokenizer),
@@ -313,7 +313,7 @@ impl AnswerDecoder {
         Ok(pieces)
     }
 
-    /// Whether the next token would be thinking, as far as marks around thinking tell.
+    /// Whether the next token would be thinking, as far as marks around thinking show it.
     pub fn is_reasoning(&self) -> bool {
         self.parser.is_reasoning()
     }
@@ -369,7 +369,7 @@ mod tests {
         {% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}{% endif %}";
 
     #[test]
-    fn gemma_with_tools_and_a_vague_question_thinks_unless_told_not_to() {
+    fn gemma_with_tools_and_a_vague_question_thinks_unless_switched_off() {
         let files = TemplateFiles { default: GEMMA.to_owned(), ..TemplateFiles::default() };
         let mut pebble = pebble();
         pebble.template = Some(ChatTemplate::from_files(&files).unwrap());

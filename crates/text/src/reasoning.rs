@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_broken_wherever_somebody_wrote_them() {
+    fn marks_are_broken_wherever_they_were_written() {
         let user = |content: Value| json!({"role": "user", "content": content});
         let tool = |text: &str| json!({"type": "function", "function": {"description": text}});
         let mut request = ChatRequest::new([user(json!("<thin k>"))]);

@@ -1,4 +1,4 @@
-//! Where generation ends: the tokens that end a turn, and the strings a client asked to stop at.
+//! Where generation ends: the tokens that end a turn, and the stop strings of a request.
 //!
 //! End tokens are compared as ids, so text that merely looks like `<|im_end|>` never stops anything.
 //! The [`StopFilter`] works on text the client sees: it holds back whatever may be the beginning of a
@@ -51,7 +51,7 @@ pub fn eos_ids(
         |token: &str| tokenizer.token_to_id(token).filter(|&id| tokenizer.is_special(id));
     ids.extend(DOCUMENT_ENDS.into_iter().filter_map(special_id));
     let template = TemplateFiles::find(&read)?;
-    // In gpt-oss `<|end|>` ends a message and the turn goes on; `<|return|>` gives it away.
+    // In gpt-oss `<|end|>` ends a message and the turn continues; `<|return|>` shows that template.
     let message_end_only = special_id("<|return|>").is_some();
     let ends_turn = |token: &&str| {
         let written = template.as_ref().is_none_or(|files| {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn gpt_oss_ends_at_three_tokens_and_goes_on_after_a_message() {
+    fn gpt_oss_ends_at_three_tokens_and_continues_after_a_message() {
         const TOKENS: [(&str, u32); 6] = [
             ("<|endoftext|>", 199_999),
             ("<|return|>", 200_002),

@@ -9,7 +9,7 @@
 //! Templates are untrusted, and so is what they are given. Instructions and recursion are limited by the engine.
 //! What a template makes is limited by `meter`, from the context that the model is loaded with
 //! ([`ChatTemplate::set_context`]) and the size of the conversation: every operator, literal, filter and method that
-//! can make much of little asks before it makes it (`operators`, `builtins`, `formatting`, `python`), containers
+//! can make much of little asks the meter before it makes it (`operators`, `builtins`, `formatting`, `python`), containers
 //! know the size of all they hold (`containers`), and what is written is counted. A render has a thread of its
 //! own, so that neither a deep value nor a panic takes the process down.
 //!
@@ -18,7 +18,7 @@
 //! item of a list) and *p* those of the prompt: an honest template takes 2 × *j* for the messages, as JSON and as values
 //! of the engine, and up to 3 × *p* for the prompt, which grows by doubling. No template takes more than 2 × *j* and
 //! 8 × *v*, and no prompt has more than 2 × *v* bytes, where *v* is 512 KiB + 32 bytes for each token of the context, or
-//! 2 × *i* if that is more. [`ChatTemplate::render_within`] asks for that much before it takes it.
+//! 2 × *i* if that is more. [`ChatTemplate::render_within`] reserves that much before it takes it.
 //!
 //! # Known differences from Jinja2
 //! `KNOWN_DIFFERENCES` and `LENIENCES` in `tests/templates.rs` hold those that a comparison shows.
@@ -180,8 +180,8 @@ impl ChatTemplate {
         self.render_within(request, Opening::of(request), &mut |_| true)
     }
 
-    /// The same, opened so, unless the memory is not granted that it takes at most beside the request. What a copy of the
-    /// messages takes is held before it is asked for.
+    /// The same, opened so, unless the memory is not granted that it takes at most in addition to the request. What a copy of
+    /// the messages takes is held before it is requested.
     pub(crate) fn render_within(
         &self,
         request: &ChatRequest,
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn null_beside_tool_calls_never_prints() {
+    fn null_next_to_tool_calls_never_prints() {
         let message = json!({"role": "assistant", "content": null,
             "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]});
         let prints = "{% for m in messages %}[{{ m.content }}]{{ m.tool_calls[0].function.name }}{% endfor %}";

@@ -21,7 +21,7 @@ use self::boundary::guarded;
 use self::reach::Reach;
 use crate::{Error, Result};
 
-/// Bytes of text a token up to which a text is encoded without asking first how many tokens it has at least.
+/// Bytes of text a token up to which a text is encoded without a lower bound of its tokens first.
 const SHORT_BYTES: usize = 4;
 /// Bytes of text that are encoded whatever they come to: a client that receives the exact number knows how much to leave out.
 const SMALL_BYTES: usize = 256 << 10;
@@ -186,7 +186,7 @@ impl Tokenizer {
         &self.shared.scheme
     }
 
-    /// The string the decoder is given for a token: an added token may be cached in a normalised form.
+    /// The string the decoder is given for a token: an added token may be cached in a normalized form.
     pub(crate) fn decoder_token(&self, id: u32) -> Option<String> {
         let inner = &self.shared.inner;
         inner
@@ -338,7 +338,7 @@ mod tests {
     fn a_text_that_is_far_too_long_is_not_encoded() {
         let tokenizer = pebble();
         for text in ["a", "word ", "世界", "\n"].map(|text| text.repeat(1_000_000)) {
-            // Encoding it whole would tell their exact number.
+            // Encoding it whole would give their exact number.
             match tokenizer.encode_up_to(&text, false, 1000).unwrap_err() {
                 Error::TooManyTokens { at_least, most } => {
                     assert_eq!((at_least, most), (4001, 1000));

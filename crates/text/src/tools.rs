@@ -69,7 +69,7 @@ impl Tool {
         Ok(Tool { name: name.to_owned(), description, parameters, is_strict })
     }
 
-    /// The tool without the regular expressions of its schema, which can ask for more than can be followed.
+    /// The tool without the regular expressions of its schema, which can require more than can be followed.
     pub fn without_expressions(&self) -> Tool {
         let mut tool = self.clone();
         grammar::schema::leave_expressions_out(&mut tool.parameters);

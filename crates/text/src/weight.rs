@@ -17,7 +17,7 @@ const OBJECT_BYTES: usize = 3 * ENTRY_BYTES + 64 + 2 * BLOCK_BYTES;
 const ELEMENT_BYTES: usize = 3 * VALUE_BYTES;
 /// A further entry of an object, and its place in the table.
 const FIELD_BYTES: usize = 5 * ENTRY_BYTES / 2 + 20;
-/// A text or a key besides its bytes: the least that the allocator hands out.
+/// A text or a key in addition to its bytes: the least that the allocator hands out.
 const TEXT_BYTES: usize = 32;
 const VALUE_BYTES: usize = size_of::<Value>();
 const ENTRY_BYTES: usize = VALUE_BYTES + 32;
@@ -201,7 +201,7 @@ impl Scan {
     }
 
     /// Counts the JSON in a grammar: all that looks like values behind the first mark of one. What is in strings and in
-    /// expressions is not told apart, since what opens those can be written in many ways.
+    /// expressions is not distinguished, since what opens those can be written in many ways.
     fn take_grammar(&mut self, text: &[u8]) {
         let mut open: Vec<u8> = Vec::with_capacity(GRAMMAR_JSON[2].len());
         let mut is_found = false;
@@ -268,7 +268,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    /// What a value holds: its blocks by their capacities, as far as those can be asked.
+    /// What a value holds: its blocks by their capacities, as far as those can be queried.
     fn held(value: &Value) -> usize {
         let block = |bytes: usize| if bytes == 0 { 0 } else { bytes + 8 };
         match value {

@@ -12,7 +12,7 @@ mod counting;
 const CONTEXT_TOKENS: usize = 4096;
 /// What one value may have, as the head of `template.rs` says, where the conversation is short.
 const VALUE_BYTES: usize = (512 << 10) + 32 * CONTEXT_TOKENS;
-/// Beside the values: the compiled template, the engine's stacks, the error.
+/// In addition to the values: the compiled template, the engine's stacks, the error.
 const BESIDE_BYTES: usize = 6 << 20;
 
 /// Renders, and gives the most memory that was held meanwhile.
@@ -282,7 +282,7 @@ fn pebble_with(source: &str) -> ModelText {
 }
 
 #[test]
-fn what_rendering_takes_is_asked_for_before() {
+fn what_rendering_takes_is_reserved_before() {
     let turn = turn();
     let long = json!({"role": "user", "content": "word ".repeat(400_000)});
     let many: Vec<_> = (0..20_000).map(|_| json!({"role": "user", "content": "b"})).collect();

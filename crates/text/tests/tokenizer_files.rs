@@ -1,6 +1,6 @@
 //! Tokenizers that were made to do harm, loaded and used: each ends as a tokenizer or as an error.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue should panic")]
 
 #[path = "support/tokenizer.rs"]
 mod tokenizer;

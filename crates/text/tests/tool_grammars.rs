@@ -237,7 +237,7 @@ fn wrong_calls_are_refused() {
     }
 }
 
-/// Calls that were not asked for: names and form are held, and the schema only where the tool is strict.
+/// Calls that were not required: names and form are held, and the schema only where the tool is strict.
 #[test]
 fn free_calls_are_held_to_names_and_form() {
     let arguments = [("tags", json!(["a", "b"])), ("days", json!(2)), ("city", json!("Oslo"))];

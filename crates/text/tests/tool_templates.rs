@@ -210,7 +210,7 @@ fn pebble_reads_its_own_calls() {
     assert_eq!(ReasoningMarkers::detect(&source(&files)).unwrap().close, "</think>");
 }
 
-/// What Gemma 4 is asked where its answers turned to garbage: tools, and a question that needs none of them.
+/// The request to Gemma 4 where its answers turned to garbage: tools, and a question that needs none of them.
 #[test]
 fn r69_gemma_with_tools_and_a_vague_question() {
     let Some(folder) = std::env::var_os("MILLSTREAM_TEST_TEMPLATES").map(PathBuf::from) else {

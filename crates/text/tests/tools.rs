@@ -124,7 +124,7 @@ fn qwen_xml() {
 #[test]
 fn seed_xml() {
     let check = |text: &str, expect: &[Part]| check(ToolFormat::SeedXml, text, expect);
-    // As Seed-OSS's template tells the model to write.
+    // As Seed-OSS's template instructs the model to write.
     let one = "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n\
         <parameter=days>2</parameter>\n</function>\n</seed:tool_call>";
     check(one, &[oslo()]);
@@ -213,7 +213,7 @@ fn harmony() {
     check(&format!("{thought}{header}{arguments}"), &[think("Hm. Weather."), oslo()]);
     let role = "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>";
     check(&format!("{thought}{role}{arguments}<|call|>"), &[think("Hm. Weather."), oslo()]);
-    // A preamble, a call of someone else's, words without any channel.
+    // A preamble, a call of another tool, words without any channel.
     check("<|channel|>commentary<|message|>I will look.<|end|>", &[say("I will look.")]);
     check("<|channel|>commentary to=python<|message|>1+1<|call|>", &[say("1+1")]);
     check("Just words.<|return|>", &[say("Just words.")]);

@@ -49,7 +49,7 @@ pub struct SizeReport {
     pub memory_bytes: u64,
     /// Whether the recorded run had it.
     pub recorded: bool,
-    /// Whether it is what the options ask for.
+    /// Whether it is what the options request.
     pub asked: bool,
     /// What each policy comes to, by name.
     pub policies: BTreeMap<&'static str, PolicyReport>,
@@ -72,7 +72,7 @@ pub struct PolicyReport {
     pub misses: u64,
 }
 
-/// Replays the log of a run at many sizes, at its own, and at the one that is asked for.
+/// Replays the log of a run at many sizes, at its own, and at the one that is requested.
 pub fn run(
     file: String,
     header: &Header,

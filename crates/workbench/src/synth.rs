@@ -123,7 +123,7 @@ impl Request {
         Ok(Request { shape, layers, head: None, values, format, out, force: false, threads })
     }
 
-    /// Asks for a head of such a model instead of the model.
+    /// Selects a head of such a model instead of the model.
     pub fn set_head(&mut self, kind: SynthHeadKind) -> Result<(), Error> {
         let head = match kind {
             SynthHeadKind::Mtp => Head::mtp(&self.shape)?,
@@ -201,7 +201,7 @@ fn refuse_full_disk(out: &Path, needed: u64) -> Result<(), Error> {
         Some(free) if free < needed => {
             Err(Error::Space { path: existing.to_owned(), needed, free })
         }
-        // Where the free space is not known, writing will tell.
+        // Where the free space is not known, writing will show it.
         Some(_) | None => Ok(()),
     }
 }
@@ -211,7 +211,7 @@ fn refuse_full_disk(out: &Path, needed: u64) -> Result<(), Error> {
 pub enum Error {
     /// No shape has this name.
     UnknownShape {
-        /// What was asked for.
+        /// What was requested.
         name: String,
     },
     /// The shape has not so many layers.
@@ -220,19 +220,19 @@ pub enum Error {
         name: &'static str,
         /// Layers it has.
         have: usize,
-        /// Layers that were asked for.
+        /// Layers that were requested.
         got: usize,
     },
     /// Groups of this size do not exist.
     Group {
-        /// What was asked for.
+        /// What was requested.
         got: usize,
     },
     /// Rows of the shape are no whole groups.
     GroupOf {
         /// The shape.
         name: &'static str,
-        /// What was asked for.
+        /// What was requested.
         got: usize,
     },
     /// GGUF cannot hold it.

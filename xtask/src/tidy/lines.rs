@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_nobody_are_not() {
+    fn paths_without_a_user_are_not() {
         check_path("@home@you@models", None);
         check_path("@home@me", None);
         check_path("$HOME@work@x", None);

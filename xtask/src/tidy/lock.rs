@@ -1,7 +1,7 @@
 //! Whether `fuzz/Cargo.lock` still knows what it locks.
 //!
 //! The fuzz targets are a workspace of their own that no other stage builds, so their lock file would go
-//! stale unseen when one of our crates gains a dependency. Cargo itself can only tell with every package
+//! stale unseen when one of our crates gains a dependency. Cargo itself can only check it with every package
 //! at hand, from a network or an earlier build; this compares manifests with the text of the lock. It does
 //! not look at features, nor at what packages of others depend on.
 

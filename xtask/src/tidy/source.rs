@@ -15,7 +15,7 @@ const EMPTY_NAMES: [&str; 7] =
 /// Macros of unfinished code.
 const UNFINISHED: [&str; 3] = ["todo", "unimplemented", "dbg"];
 
-/// The crates that talk to the hardware, and a test whose allocator counts.
+/// The crates that access the hardware, and a test whose allocator counts.
 const UNSAFE_CRATES: [&str; 4] =
     ["crates/machine/", "crates/compute/", "crates/experts/", "crates/text/tests/counting/"];
 

@@ -136,7 +136,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_ROUNDS", requires = "pairs",
           value_hint = clap::ValueHint::FilePath)]
     pub(crate) rounds: Option<PathBuf>,
-    /// Write a trace of the reads and computations of the run that is reported, of several prompt lengths the last, for chrome://tracing or ui.perfetto.dev
+    /// Write a trace of the reads and computations of the run that is reported, of several prompt lengths the last, for
+    /// chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE", env = "MILLSTREAM_TRACE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) trace: Option<PathBuf>,
     /// Print JSON

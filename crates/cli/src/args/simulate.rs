@@ -14,7 +14,7 @@ pub(crate) struct SimulateArgs {
     /// Print JSON
     #[arg(long, env = "MILLSTREAM_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
-    /// The size that is asked for, in addition to --memory.
+    /// The size that is requested, in addition to --memory.
     #[command(flatten)]
     pub(crate) cache: super::ExpertCacheArgs,
     /// The same in experts.

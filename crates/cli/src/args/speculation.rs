@@ -47,7 +47,7 @@ pub(crate) enum When {
 }
 
 impl SpeculationArgs {
-    /// Whether a source other than prompt lookup was asked for.
+    /// Whether a source other than prompt lookup was requested.
     pub(crate) fn names_a_source(&self) -> bool {
         self.mtp || self.draft_model.is_some() || self.dflash.is_some()
     }

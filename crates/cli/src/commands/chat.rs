@@ -23,12 +23,12 @@ const HELP: &str = "\
 /system [TEXT]      instructions for the whole conversation; without TEXT, none
 /set [NAME VALUE]   change an option of the answer (temperature, max-tokens, thinking …)
 /save FILE          write the conversation to a file; one that holds anything else is not replaced
-/load FILE          go on with a conversation from a file
+/load FILE          continue a conversation from a file
 /bye                end (also Ctrl-D)
 \"\"\"                 begins and ends a text of several lines
 Ctrl-C stops an answer; twice, it ends the program.";
 
-/// Whether the conversation goes on.
+/// Whether the conversation continues.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Go,
@@ -58,7 +58,7 @@ struct Chat {
     console: Console,
 }
 
-/// Talks until the user ends it.
+/// Runs the conversation until the user ends it.
 pub(crate) fn run(speaker: Speaker, choices: &SamplingArgs, console: Console) -> Result<()> {
     let mut editor = DefaultEditor::new().context("cannot use this terminal")?;
     let history = history_path();
@@ -274,7 +274,7 @@ impl Chat {
     }
 }
 
-/// A conversation from a file of anyone's, if it holds no more than `most` bytes once it is read.
+/// A conversation from an untrusted file, if it holds no more than `most` bytes once it is read.
 fn read_saved(path: &Path, most: usize) -> Result<Saved> {
     let shown = path.display();
     let too_large = || format!("{shown} holds more than {}", size::bytes(most as u64));

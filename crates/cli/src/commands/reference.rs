@@ -27,7 +27,7 @@ const OTHER_VARIABLES: [(&str, &str); 8] = [
     ("XDG_STATE_HOME", "Stands in for `~/.local/state`, where the history of conversations is."),
     ("NO_COLOR", "Set and not empty: no colour."),
     ("TERM", "`dumb`: no colour and no bars."),
-    ("COLUMNS", "The width of help texts, where the terminal does not tell."),
+    ("COLUMNS", "The width of help texts, where the terminal does not report it."),
 ];
 
 pub(crate) fn run(args: &ReferenceArgs) -> Result<()> {
@@ -62,7 +62,7 @@ fn cli() -> String {
         add(&mut page, format_args!("{about}\n\n"));
     }
     page.push_str(
-        "Standard output is data, standard error is talk. The exit code is 0 when all went well, 1 when \
+        "Standard output is data, standard error carries messages. The exit code is 0 when all went well, 1 when \
          something failed, 2 when the command line makes no sense, and 130 after Ctrl-C.\n\n",
     );
     page.push_str(

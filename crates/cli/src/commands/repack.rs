@@ -64,14 +64,16 @@ pub(crate) fn run(args: &RepackArgs, invocation: &Invocation) -> Result<()> {
     let kept = match written {
         Err(error) if error.is::<Interrupted>() => {
             let (done, all) = (copy.done().count(), copy.recipes.len());
-            say!("stopped: {done} of {all} files are complete; the same command goes on from here");
+            say!(
+                "stopped: {done} of {all} files are complete; the same command continues from here"
+            );
             return Err(error);
         }
         other => other?,
     };
     copy.describe(kept);
     if args.out.is_none() && origin.folder().is_some() {
-        say!("From now on it is used wherever {} is asked for.", origin.name);
+        say!("From now on it is used wherever {} is requested.", origin.name);
     }
     Ok(())
 }
@@ -288,7 +290,7 @@ impl<'a> Copy<'a> {
     }
 
     fn refuse_full_disk(&self, needed: u64) -> Result<()> {
-        // Where the free space is not known, writing will tell.
+        // Where the free space is not known, writing will show it.
         let Ok((_, disk)) = Disk::to_hold(&self.folder) else { return Ok(()) };
         match disk.free_bytes {
             Some(free) if free < needed => Err(self.full_disk(needed, free).into()),

@@ -1,7 +1,7 @@
 //! `millstream serve`: a model behind HTTP.
 //!
 //! The port answers before the model is loaded, so that a port in use is reported at once and `/health` can
-//! say "loading". One line of JSON on standard output tells a parent process when requests are taken.
+//! say "loading". One line of JSON on standard output informs a parent process when requests are taken.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -123,7 +123,7 @@ fn options(service: &ServiceArgs) -> Options {
 }
 
 /// One address, a reverse proxy's for one, can have all answers that may be written and wait, half as much again, and no more
-/// than half of the seats for requests.
+/// than half of the request slots.
 fn connections(service: &ServiceArgs) -> usize {
     service
         .queue

@@ -43,7 +43,7 @@ fn read(path: &Path) -> Result<(Header, Vec<LoggedVisit>)> {
     Ok((header, visits))
 }
 
-/// The slots that the options ask for, as the plan would read them.
+/// The slots that the options request, as the plan would read them.
 fn asked_slots(header: &Header, invocation: &Invocation) -> Result<Option<Slots>> {
     let (engine, geometry) = (&invocation.engine, Geometry::new(&header.layers));
     if let Some(count) = invocation.measuring.slots.expert_slots {

@@ -32,7 +32,7 @@ fn a_draft_that_cannot_pay_is_left_out_in_numbers() {
         let ran = home.run(&[&["run", OPPOSITE], &options[..], &asked].concat());
         assert_has(
             &ran.stderr,
-            &["warning: going on without pebble-draft: pebble takes ", ", together ", " MB of "],
+            &["warning: continuing without pebble-draft: pebble takes ", ", together ", " MB of "],
         );
         assert_eq!(ran.good(), "The opposite of cold is hot.\n");
     }

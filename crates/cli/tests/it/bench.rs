@@ -86,7 +86,7 @@ fn a_model_in_no_file_is_measured_like_the_one_that_synth_writes() {
 }
 
 #[test]
-fn a_shape_that_is_none_is_told() {
+fn an_unknown_shape_is_reported() {
     let home = Home::new();
     let stderr = home.run(&["bench", "--synthetic", "qwen9"]).bad(1);
     assert_has(&stderr, &["there is no shape `qwen9`", "hint: the shapes are ", "gpt-oss-20b"]);

@@ -59,7 +59,7 @@ fn a_wrong_flag_is_a_usage_error_with_a_hint() {
 }
 
 #[test]
-fn sizes_and_numbers_of_experts_that_make_no_sense_are_told() {
+fn sizes_and_numbers_of_experts_that_make_no_sense_are_reported() {
     let home = Home::new();
     home.copy_model("testdata/models/llama-4bit");
     for option in ["--memory", "--expert-cache"] {
@@ -96,7 +96,7 @@ fn sizes_and_numbers_of_experts_that_make_no_sense_are_told() {
 }
 
 #[test]
-fn a_routing_log_that_cannot_be_written_is_told_before_loading() {
+fn a_routing_log_that_cannot_be_written_is_reported_before_loading() {
     let home = Home::new();
     let run = |more: &[&str]| {
         home.run(&[&["run", "pebble", "hi", "-v", "--record-routing"], more].concat())
@@ -204,7 +204,7 @@ fn a_model_without_a_tokenizer_says_so() {
 }
 
 #[test]
-fn files_that_are_cut_off_or_empty_are_told_with_a_hint() {
+fn files_that_are_cut_off_or_empty_are_reported_with_a_hint() {
     let home = Home::new();
     let tokenizer = home.copy_model("models/pebble").join("tokenizer.json");
     home.write("empty", "");
@@ -277,7 +277,7 @@ fn a_prompt_that_is_too_long_says_what_would_help() {
 }
 
 #[test]
-fn errors_have_no_colour_when_nobody_looks() {
+fn errors_have_no_colour_without_a_terminal() {
     let stderr = Home::new().run(&["show", "./nowhere"]).bad(1);
     assert!(!stderr.contains('\u{1b}'), "{stderr:?}");
     let stderr = Home::new().run(&["rnu"]).bad(2);
@@ -329,7 +329,7 @@ fn logits_of_a_token_that_is_not_there_leave_no_file() {
 }
 
 #[test]
-fn gguf_files_are_told_from_models() {
+fn gguf_files_are_distinguished_from_models() {
     let home = Home::new();
     home.write("gguf/model.gguf", "GGUF");
     for name in ["./gguf", "gguf/model.gguf"] {

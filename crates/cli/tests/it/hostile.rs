@@ -144,7 +144,7 @@ fn a_token_may_be_longer_than_a_line() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_is_no_file_is_told_and_not_read() {
+fn what_is_no_file_is_reported_and_not_read() {
     for name in [
         "config.json",
         "model.safetensors.index.json",
@@ -166,7 +166,7 @@ fn what_is_no_file_is_told_and_not_read() {
 }
 
 #[test]
-fn a_side_file_of_gigabytes_is_told() {
+fn a_side_file_of_gigabytes_is_reported() {
     for name in ["chat_template.jinja", "tokenizer.json", "generation_config.json"] {
         let home = home();
         let file = std::fs::File::create(home.path().join("model").join(name)).unwrap();

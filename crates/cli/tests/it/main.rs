@@ -1,6 +1,6 @@
 //! The program from outside: every test starts the real binary, in an empty home folder.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue should panic")]
 
 mod answers;
 mod bench;

@@ -4,7 +4,8 @@
 //! A mutant is a small real model with some of its files changed, all by its number; one whose template was changed is also
 //! talked to. Whatever it says, the
 //! program ends by itself with 0, 1 or 2, within 10 seconds of processor and 2 GB of memory, and prints no
-//! panic. `MILLSTREAM_MUTANT=<number>` runs one alone, `<first>-<last>` several; the folder of one that fails is kept and named.
+//! panic. `MILLSTREAM_MUTANT=<number>` runs one alone, `<first>-<last>` several; the folder of one that fails is kept and
+//! named.
 
 mod draw;
 mod fragments;
@@ -25,7 +26,7 @@ use draw::Draw;
 /// Seconds of processor and KiB of memory that a run may take.
 const LIMITS: &str = "-c 0 -t 10 -d 2097152";
 
-/// What no run may say: that it broke, or that it asked for memory that was not there, however politely.
+/// What no run may say: that it broke, or that it requested memory that was not there, however politely.
 const FORBIDDEN: [&str; 6] = [
     "panicked at",
     "RUST_BACKTRACE",

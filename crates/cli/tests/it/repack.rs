@@ -1,4 +1,4 @@
-//! `repack`: the copy computes the same, is finished after a fall, and is used without asking.
+//! `repack`: the copy computes the same, is finished after an interruption, and is used automatically.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -232,7 +232,7 @@ fn a_copy_in_the_cache_is_used_until_the_model_changes() {
     let snapshot = cached_model(&home, "testdata/models/qwen3_moe-4bit");
     let expect = logits(&home, "org/repo");
     let ran = home.run(&["repack", "org/repo"]);
-    assert_has(&ran.stderr, &[USUAL, "used wherever org/repo is asked for"]);
+    assert_has(&ran.stderr, &[USUAL, "used wherever org/repo is requested"]);
     ran.good();
     let show = |model: &str| home.run(&["show", model, "-v"]).stderr;
     let using = "using the repacked copy in ";

@@ -46,7 +46,7 @@ fn a_log_is_replayed_at_many_sizes() {
 }
 
 #[test]
-fn the_memory_that_is_asked_for_gets_a_line() {
+fn the_requested_memory_gets_a_line() {
     let home = Home::new();
     home.write("routing.log", log());
     let asked = |arguments: &[&str]| {

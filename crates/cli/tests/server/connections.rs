@@ -16,7 +16,7 @@ const PATIENCE: &str = "5";
 /// A client would wait so long. Each of these attacks kept others out for 30 s or more.
 const PROMPT: Duration = Duration::from_secs(15);
 
-/// Whether this process may have so many connections, for some tests beside each other.
+/// Whether this process may have so many connections, for some tests in parallel.
 pub(crate) fn can_open_many() -> bool {
     let wanted = 6 * CONNECTIONS as u64;
     let files = machine::descriptors::ask_for(wanted);
@@ -46,7 +46,7 @@ pub(crate) fn flood(served: &Served, count: usize, request: &[u8]) -> Vec<TcpStr
     (0..count).map(connect).collect()
 }
 
-/// Checks that new connections are answered, whatever they ask.
+/// Checks that new connections are answered, whatever they request.
 #[track_caller]
 fn check_prompt(served: &Served) {
     let prompt = |what: &str, ask: &dyn Fn()| {
@@ -62,7 +62,7 @@ fn check_prompt(served: &Served) {
     prompt("/health", &|| assert_eq!(served.get("/health").status, 200));
 }
 
-/// Connections that the server has open; none where the system does not tell.
+/// Connections that the server has open; none where the system does not report them.
 fn open_connections(served: &Served) -> usize {
     let Ok(files) = std::fs::read_dir(format!("/proc/{}/fd", served.process())) else { return 0 };
     let targets = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
@@ -91,7 +91,7 @@ fn pipelines_that_are_not_read_do_not_keep_others_out() {
     let served = Served::start(&["--patience", PATIENCE]);
     let files = flood(&served, CONNECTIONS, &http::get("/style.css", &[]).repeat(600));
     check_prompt(&served);
-    // More than have a place without a seat.
+    // More than may be open without a request slot.
     let numbers = flood(&served, CONNECTIONS / 3, &http::get("/metrics", &[]).repeat(200));
     check_prompt(&served);
     check_closed(&served);
@@ -137,9 +137,9 @@ fn own_address() -> Option<IpAddr> {
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
-/// One address has half of the seats at most, however well it behaves on each.
+/// One address has half of the request slots at most, however well it behaves on each connection.
 #[test]
-fn one_address_leaves_seats_to_others() {
+fn one_address_leaves_slots_to_others() {
     let Some(address) = own_address() else {
         println!("skipped: this machine has no address but its own loop");
         return;

@@ -56,7 +56,7 @@ fn a_signal_lets_answers_finish_and_takes_no_more() {
     let served = Served::start(&["--drain", "600"]);
     let streams: Vec<Events> = (0..3).map(|_| begin(&served, &endless(400))).collect();
     served.signal("TERM");
-    // Whoever comes now is turned away, by the server or by the system.
+    // New connections are now refused, by the server or by the system.
     let refused = |served: &Served| match TcpStream::connect(("127.0.0.1", served.port)) {
         Err(_) => true,
         Ok(mut stream) => {
@@ -124,7 +124,7 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
-fn a_port_in_use_is_told_before_anything_is_loaded() {
+fn a_port_in_use_is_reported_before_anything_is_loaded() {
     let served = Served::start(&[]);
     let port = served.port.to_string();
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_millstream"))
@@ -138,7 +138,7 @@ fn a_port_in_use_is_told_before_anything_is_loaded() {
     assert_eq!(served.chat(&question(COLD))["choices"][0]["message"]["content"], HOT);
 }
 
-/// A log on a full disk, or whose reader has gone, costs a line and nothing else: not a request, not the deadline.
+/// A log on a full disk, or whose reader has ended, costs a line and nothing else: not a request, not the deadline.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_log_that_cannot_be_written_costs_nothing() {

@@ -48,7 +48,7 @@ impl Group {
     /// The most memory that it ever had, file cache and kernel's included.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let file = if self.is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" };
-        // Older kernels do not tell.
+        // Older kernels do not report it.
         let text = std::fs::read_to_string(self.folder.join(file)).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }

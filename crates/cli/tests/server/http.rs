@@ -139,13 +139,13 @@ impl Reply {
         Events { body: BufReader::with_capacity(4096, self.body) }
     }
 
-    /// The socket below, for who wants to read it in their own way.
+    /// The socket below, for tests that read it themselves.
     pub(crate) fn into_socket(self) -> TcpStream {
         self.body.stream.into_inner()
     }
 }
 
-/// What was asked on a connection of its own, which ends with it.
+/// One request on a connection of its own, which ends with it.
 #[track_caller]
 pub(crate) fn exchange(port: u16, request: &[u8]) -> Option<Reply> {
     let mut stream = connect(port);

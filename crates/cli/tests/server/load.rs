@@ -1,6 +1,6 @@
-//! Many clients at once, a third of them vanishing: nobody gets an error or another answer than alone.
+//! Many clients at once, a third of them disconnecting: no client gets an error or another answer than alone.
 //!
-//! The pool is so small that requests queue and are set back, which must show in nothing but time. Answers
+//! The pool is so small that requests queue and are preempted, which must show in nothing but time. Answers
 //! are greedy, so that each can be compared with the same request on an idle server.
 
 use std::io::Write;
@@ -20,7 +20,7 @@ const MEMORY_MIB: u64 = 266;
 /// Of Pebble's layers, those with keys and values.
 const ATTENTION_LAYERS: f64 = 2.0;
 
-/// A whole answer as a stream told it.
+/// A whole answer as it was streamed.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Answer {
     content: String,
@@ -76,7 +76,7 @@ fn requests() -> Vec<Value> {
         bodies.push(long);
     }
     for topic in ["fox", "sailor", "storm"] {
-        // Longer than is reckoned with when it is admitted: it, or a younger one, is set back.
+        // Longer than is reckoned with when it is admitted: it, or a younger one, is preempted.
         let mut saga = endless(500);
         saga["messages"][0]["content"] = format!("Tell me all about a {topic}.").into();
         bodies.push(saga);
@@ -102,7 +102,7 @@ fn requests() -> Vec<Value> {
     bodies
 }
 
-/// Asks, and reads the whole stream or leaves after so many events. The connection can be ended from outside.
+/// Sends a request, and reads the whole stream or disconnects after so many events. The connection can be ended from outside.
 fn ask(
     port: u16,
     body: &Value,
@@ -182,7 +182,7 @@ fn check(seconds: u64, more: &[&str]) -> Served {
         .iter()
         .map(|body| match ask(served.port, body, None, &Connection::default()) {
             Ok(Outcome::Answered(answer)) => answer,
-            Ok(Outcome::Left) => unreachable!("nobody was told to leave"),
+            Ok(Outcome::Left) => unreachable!("no client was to disconnect"),
             Err(error) => panic!("{error} to {body}"),
         })
         .collect();
@@ -253,7 +253,7 @@ fn check(seconds: u64, more: &[&str]) -> Served {
     let (early, late, peak) = (most(0.25, 0.5), most(0.75, 1.0), served.resident_bytes().1);
     let set_back = served.metric("requests_preempted_total");
     println!(
-        "{} answered, {} left, {set_back} set back in {total:.0} s; resident {early} bytes, later {late}, at most {peak}",
+        "{} answered, {} left, {set_back} preempted in {total:.0} s; resident {early} bytes, later {late}, at most {peak}",
         answered.load(Ordering::Relaxed),
         left.load(Ordering::Relaxed),
     );
@@ -275,7 +275,7 @@ fn check(seconds: u64, more: &[&str]) -> Served {
 }
 
 #[test]
-fn who_is_set_back_goes_on_as_if_nothing_had_been() {
+fn a_preempted_request_continues_unchanged() {
     let served = Served::start(&["--parallel", "8", "--context", "1024", "--memory", "276M"]);
     // Longer than is reckoned with when it is admitted, and together more than the pool holds.
     let saga = |number: usize| {
@@ -285,7 +285,7 @@ fn who_is_set_back_goes_on_as_if_nothing_had_been() {
     };
     let ask = |body: &Value| match ask(served.port, body, None, &Connection::default()) {
         Ok(Outcome::Answered(answer)) => answer,
-        Ok(Outcome::Left) => unreachable!("nobody was told to leave"),
+        Ok(Outcome::Left) => unreachable!("no client was to disconnect"),
         Err(error) => panic!("{error}"),
     };
     let bodies: Vec<Value> = (0..6).map(saga).collect();
@@ -300,7 +300,7 @@ fn who_is_set_back_goes_on_as_if_nothing_had_been() {
 }
 
 #[test]
-fn one_more_than_may_wait_is_told_to_come_back() {
+fn one_more_than_may_wait_gets_a_retry_after() {
     let served = Served::start(&["--parallel", "1", "--queue", "2"]);
     let body = endless(2000);
     let request = http::post("/v1/chat/completions", &[], body.to_string().as_bytes());

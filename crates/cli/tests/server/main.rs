@@ -4,7 +4,7 @@
 //! said with a line that begins `skipped:`. Everything else is done with plain sockets, which can also say
 //! what no client library would.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue should panic")]
 // Servers are ended by SIGTERM, which Windows does not have.
 #![cfg(unix)]
 

@@ -1,4 +1,4 @@
-//! `--memory` holds whatever is asked: requests that would take more are refused, and what they took is given back.
+//! `--memory` holds whatever is requested: requests that would take more are refused, and what they took is released.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::watched::{ANSWER_TOKENS, ANSWERS, Watched};
 
 /// What connections may take together: the row of the plan, and as much again for what the server keeps of each.
 const FLOOD_MIB: u64 = 32;
-/// How long a client may have to wait for a seat beside a flood.
+/// How long a client may have to wait for a request slot during a flood.
 const GIVES_WAY: Duration = Duration::from_secs(15);
 
 const CHAT: &str = "/v1/chat/completions";
@@ -58,7 +58,7 @@ fn called(arguments: &str) -> String {
 
 /// One server for all of them: to fill a context takes longer than most of what is done with it.
 #[test]
-fn what_is_asked_one_after_another_takes_no_more_than_the_memory() {
+fn requests_one_after_another_take_no_more_than_the_memory() {
     let watched = Watched::start();
     no_request_takes_more_than_the_memory(&watched);
     floods_of_connections_take_no_more_than_is_planned_for_them(&watched);
@@ -327,7 +327,7 @@ fn a_small_request_does_not_wait_for_large_ones() {
     }
 }
 
-/// However a body comes, it is as large as it is: one that does not tell its length is not small for that.
+/// However a body comes, it is as large as it is: one that does not state its length is not small for that.
 #[test]
 fn bodies_of_30_megabytes_do_not_hold_small_requests_up() {
     const PROMPT: Duration = Duration::from_secs(3);
@@ -375,10 +375,10 @@ fn floods_of_connections_take_no_more_than_is_planned_for_them(watched: &Watched
     ] {
         let before = watched.served.resident_bytes().0;
         let attack = flood(&watched.served, CONNECTIONS, &request);
-        // Slow clients of the same address give way, a moment later.
+        // Connections of slow clients of the same address are closed, a moment later.
         let start = Instant::now();
         while watched.served.post(CHAT, &question(COLD)).status == 503 {
-            assert!(start.elapsed() < GIVES_WAY, "no answer beside {about}");
+            assert!(start.elapsed() < GIVES_WAY, "no answer during {about}");
             std::thread::sleep(Duration::from_millis(250));
         }
         let more = watched.served.resident_bytes().0.saturating_sub(before) >> 20;

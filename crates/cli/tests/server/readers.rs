@@ -1,4 +1,4 @@
-//! Clients that read slowly or not at all: they pause their own answer and nobody else's.
+//! Backpressure: clients that read slowly or not at all pause their own answer and no other.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ fn torrent() -> Value {
     body
 }
 
-/// Asks for a torrent and reads the head of the reply.
+/// Requests a very long answer and reads the head of the reply.
 #[track_caller]
 fn open(served: &Served) -> TcpStream {
     let mut stream = served.connect();
@@ -32,14 +32,14 @@ fn open(served: &Served) -> TcpStream {
 }
 
 #[test]
-fn as_many_slow_readers_as_places_hold_up_nobody() {
+fn as_many_slow_readers_as_slots_delay_no_other_request() {
     let served = Served::start(&["--parallel", "2"]);
     let stop = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> = (0..2)
         .map(|_| {
             let (mut stream, stop) = (open(&served), Arc::clone(&stop));
             std::thread::spawn(move || {
-                // A byte a second, until told otherwise.
+                // A byte a second, until stopped.
                 while !stop.load(Ordering::Relaxed) {
                     stream.read_exact(&mut [0]).unwrap();
                     for _ in 0..20 {
@@ -58,7 +58,7 @@ fn as_many_slow_readers_as_places_hold_up_nobody() {
         served.check_answers();
     }
     assert_eq!(served.metric("requests_paused"), 2.0);
-    // Who reads on gets the rest.
+    // A client that continues to read gets the rest.
     stop.store(true, Ordering::Relaxed);
     for reader in readers {
         let mut stream = reader.join().unwrap();
@@ -74,7 +74,7 @@ fn as_many_slow_readers_as_places_hold_up_nobody() {
 }
 
 #[test]
-fn who_is_gone_while_paused_frees_everything() {
+fn a_client_that_disconnects_while_paused_frees_everything() {
     let served = Served::start(&["--parallel", "2"]);
     let streams = [open(&served), open(&served)];
     served.wait_for("pauses_total", 2.0);

@@ -38,7 +38,7 @@ impl Served {
         Served::start_logging(options, home, log)
     }
 
-    /// The same with another place for its talk.
+    /// The same with another file for its log.
     #[track_caller]
     pub(crate) fn start_logging(options: &[&str], home: TempDir, log: std::fs::File) -> Served {
         Served::spawn(Command::new(env!("CARGO_BIN_EXE_millstream")), options, home, log)
@@ -60,7 +60,7 @@ impl Served {
 
     #[track_caller]
     fn spawn(mut command: Command, options: &[&str], home: TempDir, log: std::fs::File) -> Served {
-        // Tests run beside each other: several programs whose threads wait for one another on the same cores
+        // Tests run in parallel: several programs whose threads wait for one another on the same cores
         // would mostly wait. One thread is fast enough for Pebble, and no answer depends on it.
         command.args(["serve", "--port", "0", "--threads", "1"]).args(options);
         command.current_dir(home.path()).env_clear();

@@ -14,7 +14,7 @@ use super::turns::sentences;
 const OFF: &[&str] = &["--speculation", "off"];
 const DRAFT_MODEL: &[&str] = &["--draft-model", "pebble-draft"];
 
-/// Pebble quotes what it was told, which is what prompt lookup is good at.
+/// Pebble quotes its prompt, which is what prompt lookup is good at.
 fn quoting(temperature: f64) -> Value {
     let text = sentences(12);
     let mut body = question(&format!("Repeat this text word for word:\n\n{text}"));
@@ -79,7 +79,7 @@ fn said(answer: &Value) -> (Value, Value) {
 }
 
 #[test]
-fn answers_are_the_same_whoever_drafts() {
+fn answers_are_the_same_whichever_source_drafts() {
     let plain = Served::start(OFF);
     // So many tokens are drafted in every pass, whether it pays or not.
     let others = [
@@ -176,7 +176,7 @@ fn every_number_agrees_with_the_others() {
     }
     assert!(accepted + rejected > 0, "nothing was drafted");
 
-    // What the last pass came to is told a moment after its tokens.
+    // The outcome of the last pass is reported a moment after its tokens.
     served.wait_for("requests_active", 0.0);
     let health = served.get("/health").good()["speculation"].clone();
     assert_eq!(health["mode"], "auto");
@@ -224,7 +224,7 @@ fn every_number_agrees_with_the_others() {
         assert!(rows <= 17 && (1.0..=rows as f64).contains(&factor), "{rows} rows: {factor}");
     }
 
-    // Who looks on is told with the first beat.
+    // A viewer receives it with the first beat.
     let mut live = served.get("/live").events();
     let beat = loop {
         let event: Value = serde_json::from_str(&live.next_data().unwrap().unwrap()).unwrap();

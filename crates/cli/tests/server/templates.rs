@@ -35,7 +35,7 @@ const LONGER_WHEN_CLOSED: &str = "{% if not add_generation_prompt %}{% for i in 
 /// The line of the first of them.
 const FIRST_LINE: usize = 4;
 
-/// A folder with Pebble and a template that does what the last message asks for by its number, and else what Pebble's does.
+/// A folder with Pebble and a template that does what the last message requests by number, and else what Pebble's does.
 fn model() -> tempfile::TempDir {
     let folder = pebble();
     let path = folder.path().join("chat_template.jinja");

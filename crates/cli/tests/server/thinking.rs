@@ -1,10 +1,10 @@
-//! Thinking begins where the template or the model opens it, not where somebody writes about it.
+//! Thinking begins where the template or the model opens it, not where a message mentions it.
 
 use serde_json::{Value, json};
 
 use super::served::{COLD, Served};
 
-/// Whoever reads a file with `<think>` in it, or begins an answer with the word, still gets an answer.
+/// A prompt that includes a file with `<think>` in it, or an answer that begins with the word, still gives an answer.
 #[test]
 fn what_a_message_says_of_thinking_opens_none() {
     let served = Served::start(&[]);

@@ -1,4 +1,4 @@
-//! The kernel's ring for reads, failing under the real program: threads go on, and the log says so once.
+//! The kernel's ring for reads, failing under the real program: threads continue, and the log says so once.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -34,7 +34,7 @@ impl Failing {
 
 impl Drop for Failing {
     fn drop(&mut self) {
-        // Interrupted, it lets go of the process.
+        // Interrupted, it detaches from the process.
         let _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! A server whose memory is watched while it is asked for too much.
+//! A server whose memory is watched while requests want too much.
 
 use std::time::{Duration, Instant};
 
@@ -6,9 +6,9 @@ use crate::group::Group;
 use crate::http;
 use crate::served::{Served, question};
 
-/// What the program is told to take.
+/// The memory limit that the program gets.
 pub(crate) const MEMORY_MIB: u64 = 500;
-/// What the kernel has to leave besides: page tables, file cache.
+/// What the kernel has to grant in addition: page tables, file cache.
 const ALLOWANCE_MIB: u64 = 64;
 /// What a server may keep more of after hostile requests than after an ordinary one.
 const KEPT_MIB: u64 = 32;
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const ANSWERS: usize = 16;
 pub(crate) const ANSWER_TOKENS: usize = 40;
 
-/// A group in which a program is ended that takes more than it is told to, and a little for the kernel.
+/// A group in which a program is killed that takes more than its limit and a little for the kernel.
 pub(crate) fn memory_group() -> Option<Group> {
     Group::new((MEMORY_MIB + ALLOWANCE_MIB) << 20)
 }
@@ -36,7 +36,7 @@ impl Watched {
         Watched::start_with(&[])
     }
 
-    /// With these options besides.
+    /// With these options in addition.
     pub(crate) fn start_with(options: &[&str]) -> Watched {
         let group = memory_group();
         let memory = format!("{MEMORY_MIB}M");
@@ -89,7 +89,7 @@ impl Watched {
         assert_eq!(kills, 0, "killed for memory after {about}");
     }
 
-    /// It still answers, and has given back what it took.
+    /// It still answers, and has released what it took.
     #[track_caller]
     pub(crate) fn check_returned(&self) {
         self.served.check_answers();

@@ -260,7 +260,7 @@ def a_call_that_is_cut_off_stays_open():
             # Behind its arguments only marks are missing.
             cut += [call.function.arguments] if call.function.arguments != whole else []
     assert any(len(part) > 10 for part in cut), cut
-    # Its history goes on.
+    # Its history continues.
     call = {"id": "c", "type": "function", "function": {"name": "heating", "arguments": cut[-1]}}
     history = [{"role": "user", "content": question}, {"role": "assistant", "content": None, "tool_calls": [call]},
                {"role": "tool", "tool_call_id": "c", "content": "the arguments are no JSON"}]

@@ -18,7 +18,7 @@ fn copy(name: &str) -> (tempfile::TempDir, Model, PathBuf) {
     }
     let model = Model::open(folder.path());
     let weights = folder.path().join("model.safetensors");
-    // Later than the clock of the file system can tell apart.
+    // Later than the resolution of the file system's clock.
     std::thread::sleep(Duration::from_millis(30));
     (folder, model, weights)
 }

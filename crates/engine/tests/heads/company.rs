@@ -121,7 +121,7 @@ fn a_cut_sequence_drafts_as_if_it_had_never_been_longer() {
 }
 
 #[test]
-fn forks_go_on_as_if_alone() {
+fn forks_continue_as_if_alone() {
     for (name, mut rig) in rigs() {
         let (root, left, right) = (tokens(7, 75), tokens(8, 30), tokens(9, 90));
         let mut track = fresh(&mut rig, &root);

@@ -1,4 +1,4 @@
-//! Pebble's heads against transformers and z-lab's own code, in f32 on the dequantised weights.
+//! Pebble's heads against transformers and z-lab's own code, in f32 on the dequantized weights.
 //!
 //! `testdata/heads/README.md` says how the numbers came about. Features and logits must be within a tolerance, drafted
 //! tokens the same.

@@ -23,7 +23,7 @@ use crate::{Error, Result};
 pub enum Access {
     /// Past the cache: `O_DIRECT`, `F_NOCACHE`, `FILE_FLAG_NO_BUFFERING`.
     Direct,
-    /// Through the cache, whose pages are given back after each read.
+    /// Through the cache, whose pages are released after each read.
     Buffered,
 }
 

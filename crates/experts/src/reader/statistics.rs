@@ -66,7 +66,7 @@ impl Histogram {
         self.sum
     }
 
-    /// How many do not exceed `limit`, as far as buckets can tell: those in the limit's own bucket count only
+    /// How many do not exceed `limit`, as far as buckets can show: those in the limit's own bucket count only
     /// if the limit is its end.
     pub fn count_within(&self, limit: Duration) -> u64 {
         let us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);

@@ -122,7 +122,7 @@ fn a_stalled_read_fails_within_a_bound_and_holds_up_no_others() {
 }
 
 #[test]
-fn a_read_that_lands_late_does_not_land_on_somebody_else() {
+fn a_read_that_lands_late_does_not_land_on_another_expert() {
     within_patience(|| {
         let model = Model::new();
         // The only slot is the one that the late read will land in.

@@ -57,7 +57,7 @@ fn wrong_drafts_leave_first_and_right_ones_stay() {
 }
 
 #[test]
-fn a_step_that_nobody_judged_was_wrong() {
+fn a_step_without_a_verdict_counts_as_rejected() {
     within_patience(|| {
         let model = Model::new();
         let wanted = [(9, drafted(1)), (1, drafted(2))];
@@ -82,7 +82,7 @@ fn a_step_that_nobody_judged_was_wrong() {
 }
 
 #[test]
-fn what_cannot_be_read_is_judged_by_nobody() {
+fn what_cannot_be_read_gets_no_verdict() {
     within_patience(|| {
         let model = Model::new();
         for accepted in [0, 0b110] {

@@ -55,7 +55,7 @@ fn models_take_turns() {
 }
 
 #[test]
-fn nobody_waits_who_does_not_want_to() {
+fn a_visit_waits_only_on_request() {
     let model = Model::new();
     let bank = model.bank(model.device(), Settings::default());
     let wanted = [3, 1, 2];

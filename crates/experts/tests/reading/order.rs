@@ -172,7 +172,7 @@ fn dropping_the_reader_waits_for_what_has_begun() {
 }
 
 #[test]
-fn a_trace_tells_what_was_read_and_in_what_order() {
+fn a_trace_shows_what_was_read_and_in_what_order() {
     with_gate(1, |gate, reader, listener, submit| {
         gate.let_through(9);
         submit(&reader, &[0], Priority::Demand);

@@ -259,7 +259,7 @@ fn with_two_in_the_kernel(
 const A_WHILE: Duration = Duration::from_millis(100);
 
 #[test]
-fn what_the_kernel_has_taken_is_told_when_the_kernel_is_done() {
+fn what_the_kernel_has_taken_is_reported_when_the_kernel_is_done() {
     for call in [RingCall::Submit, RingCall::Wait] {
         with_two_in_the_kernel(call, |reader, pipe, listener, submit, mut writer, memory| {
             pipe.is_broken.store(true, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 //! with a clamped activation.
 //!
 //! Experts come as published (`gate_up_proj_blocks`, gate and up rows alternating) or as MLX splits them.
-//! Unquantised ones, which transformers saves as `[experts, in, out]`, are refused.
+//! Unquantized ones, which transformers saves as `[experts, in, out]`, are refused.
 
 use compute::{Activation, RouterShape};
 

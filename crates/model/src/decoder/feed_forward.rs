@@ -152,7 +152,7 @@ impl Moe {
         bank: &dyn ExpertBank,
     ) {
         let mark = step.mark();
-        // Some rows of a prompt tell which experts it will surely want.
+        // Some rows of a prompt show which experts it will surely want.
         let stride = h.rows().div_ceil(GUESSED_ROWS);
         let rows: Vec<usize> = (0..h.rows()).step_by(stride).collect();
         let some = if stride > 1 { h.select(step, &rows) } else { h };

@@ -93,7 +93,7 @@ impl HeadSpec {
 }
 
 /// Whether the head's norms are stored minus one. In files MLX has not converted they are, as the target's. In
-/// converted ones it depends on which converter kept the head, and only the values tell: around one, or around zero.
+/// converted ones it depends on which converter kept the head, and only the values show it: around one, or around zero.
 fn norm_offset(tensors: &Tensors<'_>) -> Result<f32> {
     let unconverted = unconverted_norm_offset(tensors);
     if unconverted != 0.0 {

@@ -417,7 +417,7 @@ const checks = [
     await page.waitForSelector('.streaming');
     const grown = await page.locator('.streaming .markdown:not(.thoughts)').innerText();
     await page.waitForTimeout(300);
-    assert.ok((await page.locator('.streaming .markdown:not(.thoughts)').innerText()).length > grown.length, 'the answer does not go on');
+    assert.ok((await page.locator('.streaming .markdown:not(.thoughts)').innerText()).length > grown.length, 'the answer does not continue');
     await page.click('#stop');
     await settled(page);
     assert.equal(await page.evaluate(() => document.activeElement.id), 'input');

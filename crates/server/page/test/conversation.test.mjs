@@ -53,7 +53,7 @@ test('two copies of a conversation are merged', () => {
   const last = pathOf(here).at(-1);
   const answer = addMessage(here, last.id, { role: 'assistant', content: 'half', pending: true });
   const there = structuredClone(here);
-  // Here the answer goes on; in the other tab another message is sent and the conversation renamed.
+  // Here the answer continues; in the other tab another message is sent and the conversation renamed.
   answer.content = 'half an answer';
   addMessage(there, last.id, { role: 'user', content: 'from there' });
   there.title = 'renamed';

@@ -30,7 +30,7 @@ export const browser = await chromium.launch({ executablePath: chromiumPath, arg
 export const STORY = 'Tell me a story about a fox and a lantern';
 const NEW_VERSION = '.message.assistant:last-of-type .figures';
 
-/** Opens the page in a browser context of its own, or in another tab of the visitor `beside`, and records errors and foreign requests. */
+/** Opens the page in a browser context of its own, or in another tab of the context of `beside`, and records errors and foreign requests. */
 export async function visit(url, { width = 1440, height = 900, scheme = 'light', expectErrors = false, beside = null, ...more } = {}) {
   const context = beside?.context ?? await browser.newContext({ viewport: { width, height }, colorScheme: scheme, acceptDownloads: true, ...more });
   // Generous: on a busy machine a browser may be starved for a long time.

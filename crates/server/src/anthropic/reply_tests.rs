@@ -111,7 +111,7 @@ fn thinking_is_signed_and_closed_before_text() {
 }
 
 #[test]
-fn thinking_that_nobody_wants_to_read_is_signed_all_the_same() {
+fn thinking_that_is_not_shown_is_signed_all_the_same() {
     let reply = || Reply { shows_thinking: false, ..reply() };
     let updates = vec![think("a"), think("b"), say("c"), think("d"), end(Finish::Stop, None)];
     let nothing = json!({"type": "thinking", "thinking": "", "signature": "millstream"});

@@ -1,4 +1,4 @@
-//! What an Anthropic client asks for.
+//! What an Anthropic client requests.
 //!
 //! What the server cannot do (images, tools that Anthropic itself runs) is refused by name, unless it is past; what makes no
 //! difference to an answer (`cache_control`, `metadata`, betas) is ignored, for Claude Code sends all of it.
@@ -20,7 +20,7 @@ use crate::request::read_stop;
 /// so that nothing behind it could ever be remembered, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// What Anthropic's own tools and changes of its models left in the assistant's turns. This server cannot go on with it, and
+/// What Anthropic's own tools and changes of its models left in the assistant's turns. This server cannot continue it, and
 /// refused, it would lock a conversation that was begun there.
 const FOREIGN: [&str; 12] = [
     "advisor_tool_result",
@@ -111,7 +111,7 @@ fn without_empty_end(messages: &[Value]) -> &[Value] {
     }
 }
 
-/// A last message by the user that says nothing would leave the assistant to go on with what it said before. Earlier ones
+/// A last message by the user that says nothing would leave the assistant to continue what it said before. Earlier ones
 /// do no harm, and some agents send them.
 fn check_question(messages: &[Value], conversation: &Conversation) -> Result<()> {
     match messages {
@@ -363,7 +363,7 @@ fn read_temperature(fields: &Fields<'_>) -> Result<Option<f32>> {
     }
 }
 
-/// A request that does not ask for thinking gets none: clients of this dialect take the first block for the answer.
+/// A request that does not request thinking gets none: clients of this dialect take the first block for the answer.
 fn read_thinking(fields: &Fields<'_>) -> Result<bool> {
     let Some(thinking) = fields.fields("thinking")? else { return Ok(false) };
     thinking.required("type")?;

@@ -132,14 +132,14 @@ fn only_a_last_message_by_the_assistant_may_be_empty() {
         assert_eq!(messages(&asked(&with(json!([user, q])))), json!([q]));
         assert!(read(&with(json!([q, assistant, q])), Purpose::Answer).is_ok());
     }
-    // A summary that failed says nothing either, and is nothing to go on with.
+    // A summary that failed says nothing either, and is nothing to continue.
     let failed = turn("user", &json!([{"type": "compaction", "content": null}]));
     let error = read(&with(json!({"messages": [q, a, failed]})), Purpose::Answer).unwrap_err();
     assert_eq!(error.message, "messages[2].content: the last message must not be empty");
 }
 
 #[test]
-fn who_asks_for_no_tokens_is_not_refused() {
+fn a_request_for_no_tokens_is_not_refused() {
     assert_eq!(asked(&with(json!({"max_tokens": 0}))).request.max_tokens, Some(0));
 }
 
@@ -192,7 +192,7 @@ fn an_image_that_a_tool_returned_is_left_out_and_any_other_refused_with_the_reas
 }
 
 #[test]
-fn a_conversation_that_was_begun_elsewhere_goes_on() {
+fn a_conversation_that_was_begun_elsewhere_continues() {
     let found = json!({"type": "search_result", "title": "Title", "source": "example.com",
         "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]});
     let call = json!({"type": "tool_use", "id": "1", "name": "find", "input": {}});
@@ -271,7 +271,7 @@ fn what_claude_code_sends_is_taken() {
 }
 
 #[test]
-fn thinking_is_off_unless_asked_for() {
+fn thinking_is_off_unless_requested() {
     #[track_caller]
     fn check(thinking: &Value, expect: bool) {
         assert_eq!(asked(&with(json!({"thinking": thinking}))).request.thinking, Some(expect));

@@ -94,7 +94,7 @@ fn server(out: &mut Exposition, view: &View<'_>) {
     };
     count("requests_begun_total", "Accepted requests to generate.", &metrics.requests_begun);
     count("requests_finished_total", "Answers that are complete.", &metrics.answers_finished);
-    count("requests_failed_total", "Answers that could not go on.", &metrics.requests_failed);
+    count("requests_failed_total", "Answers that could not continue.", &metrics.requests_failed);
     count(
         "requests_cancelled_total",
         "Answers whose client left before they were complete.",
@@ -266,7 +266,7 @@ fn experts(out: &mut Exposition, model: &ModelView<'_>) {
     );
     out.buckets(
         "expert_read_seconds",
-        "Reads of experts, from when they were asked for; an expert may take several.",
+        "Reads of experts, from when they were requested; an expert may take several.",
         &experts.latency_buckets,
         experts.reads,
         experts.latency_seconds,

@@ -124,7 +124,7 @@ fn token_list(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<u32>> {
     tokens.map(token).collect()
 }
 
-/// What chat would ask, so that what is shown is what it would send; and whether an answer is opened, which chat
+/// The request that chat would make, so that what is shown is what it would send; and whether an answer is opened, which chat
 /// leaves to the variables of the template.
 fn templated(body: &Value) -> Result<AnswerRequest> {
     let mut request = chat::read(body)?.request;

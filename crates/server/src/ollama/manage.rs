@@ -1,4 +1,4 @@
-//! What Ollama's clients ask about models: the one there is, listed and shown. Nothing is fetched or changed.
+//! Requests of Ollama's clients about models: the one there is, listed and shown. Nothing is fetched or changed.
 
 use std::fmt::{Display, Write};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(crate) async fn show(
     posted: Posted,
 ) -> Result<Json<Value>> {
     let model = shared.model()?;
-    // A client that asks for another model needs to know that it is not here.
+    // A client that requests another model needs to know that it is not here.
     let (name, _) = posted.read(|body| request::name(&Fields::of_body(body)?))?;
     if let Some(name) = name
         && !is_called(model, &name)
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_stable_and_tells_models_apart() {
+    fn a_digest_is_stable_and_distinguishes_models() {
         let one = digest("pebble", 1000);
         assert_eq!(one, digest("pebble", 1000));
         assert_ne!(one, digest("pebble", 1001));

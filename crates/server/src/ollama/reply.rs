@@ -70,7 +70,7 @@ impl Reply {
         line
     }
 
-    /// Nothing was asked but that the model be there, or be gone.
+    /// The answer to a request that only loads or unloads the model.
     pub(super) fn nothing(&self, unloads: bool) -> Value {
         let mut line = self.line("", "", Vec::new(), true);
         line["done_reason"] = if unloads { "unload" } else { "load" }.into();

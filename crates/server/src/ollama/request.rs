@@ -1,4 +1,4 @@
-//! What an Ollama client asks for, as an [`AnswerRequest`].
+//! What an Ollama client requests, as an [`AnswerRequest`].
 
 use engine::SamplingParams;
 use engine::session::{AnswerRequest, Input, SamplingOverrides};
@@ -11,7 +11,7 @@ use crate::error::{ApiError, chain};
 use crate::fields::{Fields, Result, wrong};
 use crate::request::{add_tool, read_sampling, read_stop};
 
-/// The most likely tokens that may be asked for in place of each.
+/// The most likely tokens that may be requested in place of each.
 const MOST_LOGPROBS: usize = 20;
 
 /// The highest temperature there is; Ollama takes any.
@@ -24,7 +24,7 @@ pub(super) struct Wanted {
     pub(super) model: Option<String>,
     /// Whether lines are to come as they are ready.
     pub(super) stream: bool,
-    /// `None` if nothing is asked but that the model be there, or be gone.
+    /// `None` if the request only loads or unloads the model.
     pub(super) request: Option<AnswerRequest>,
     /// What the assistant has said of its answer already.
     pub(super) begun: Option<String>,
@@ -172,7 +172,7 @@ fn sampling(options: &Fields<'_>) -> Result<SamplingOverrides> {
     if options.get("seed").and_then(Value::as_f64).is_some_and(|seed| seed < 0.0) {
         sampling.seed = None;
     }
-    // Here, where the options' own names are known, and so also in a request that asks for nothing.
+    // Here, where the options' own names are known, and so also in a request without a prompt.
     sampling.over(&SamplingParams::default()).validate().map_err(|error| {
         let error = ApiError::from(error);
         let Some(field) = error.param.clone() else { return error };

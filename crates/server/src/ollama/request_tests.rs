@@ -135,7 +135,7 @@ fn a_last_message_by_the_assistant_is_continued() {
 }
 
 #[test]
-fn who_keeps_the_model_for_no_time_unloads_it() {
+fn keeping_the_model_for_no_time_unloads_it() {
     #[track_caller]
     fn check(keep_alive: &Value, expect: bool) {
         let wanted = read(generate, &json!({"keep_alive": keep_alive})).unwrap();

@@ -88,7 +88,7 @@ fn null_is_absent() {
 }
 
 #[test]
-fn the_most_exact_wish_about_thinking_wins() {
+fn the_most_specific_field_about_thinking_wins() {
     #[track_caller]
     fn check(more: &Value, thinking: Option<bool>, variables: &Value) {
         let request = read(&body(more)).unwrap().request;

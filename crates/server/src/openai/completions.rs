@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: text goes on as it is, without a template.
+//! `POST /v1/completions`: text is continued as it is, without a template.
 //!
 //! Nothing is read into the answer either: no thinking, no tool calls. Several prompts are several requests of
 //! one response; choices are numbered through, prompt by prompt.
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_count_characters_and_go_on() {
+    fn offsets_count_characters_and_continue() {
         let mut writer = Writer::new(true, 2);
         // Two tokens that share the bytes of `é`, then one more character.
         let cut = [logprob(b"a\xC3"), logprob(b"\xA9"), logprob(b"b")];
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_are_no_characters_are_told_apart() {
+    fn tokens_that_are_no_characters_are_distinguished() {
         let mut one = logprob(b"\xC3");
         one.top = vec![(token(b"\xE2\x80"), -0.25), (token(b"\xEF\xBF\xBD"), -1.0)];
         assert_eq!(

@@ -167,7 +167,7 @@ fn stream(
     })
 }
 
-/// Whether the client asked for the progress of its prompt.
+/// Whether the client requested the progress of its prompt.
 pub(crate) fn wants_progress(headers: &HeaderMap) -> bool {
     let value = headers.get("x-prefill-progress").and_then(|value| value.to_str().ok());
     let words = ["1", "true", "on", "yes"];
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_comes_only_when_asked_for() {
+    fn usage_comes_only_when_requested() {
         #[track_caller]
         fn check(body: &Value, expect: Option<Streaming>) {
             assert_eq!(Streaming::read(&Fields::of_body(body).unwrap()).unwrap(), expect);

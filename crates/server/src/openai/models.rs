@@ -1,6 +1,6 @@
 //! `GET /v1/models`, `/v1/models/{name}`, and `/v1/embeddings`, which there are none of.
 //!
-//! Anthropic's clients ask for models at the same paths: entries and lists have the fields of both dialects.
+//! Anthropic's clients request models at the same paths: entries and lists have the fields of both dialects.
 
 use std::sync::Arc;
 

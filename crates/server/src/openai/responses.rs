@@ -1,7 +1,7 @@
 //! `POST /v1/responses`, as Codex speaks it: nothing is kept between two requests.
 //!
-//! `request` and `items` read what is asked, `offers` what may be called, `reply` turns an answer into items
-//! and events. What a client needs to go on with (thinking included) is in the response itself.
+//! `request` and `items` read requests, `offers` what may be called, `reply` turns an answer into items
+//! and events. What a client needs to continue (thinking included) is in the response itself.
 
 mod input_text;
 mod items;

@@ -85,7 +85,7 @@ impl Controller {
         if measured && clear { free } else { limited }
     }
 
-    /// The choice to draft first and verify what its confidence says, for sources that tell it only then:
+    /// The choice to draft first and verify what its confidence says, for sources that report it only then:
     /// valued by what would have been verified of their last drafts.
     pub(super) fn informed(
         &self,

@@ -1,4 +1,4 @@
-//! The engine's filters, tests and functions, each asked for before it makes or walks anything.
+//! The engine's filters, tests and functions, each metered before it makes or walks anything.
 //!
 //! All that the engine brings is replaced here or in `filters`, but for what cannot make or walk much. What Jinja2 does
 //! not have and is lazy (`chain`, `zip`) is removed.
@@ -17,7 +17,7 @@ use super::{containers, filters::write_shown};
 /// Values that one namespace may begin with.
 const NAMESPACE_LIMIT: usize = 64;
 
-/// What a filter takes beside the time to call it.
+/// What a filter takes in addition to the time to call it.
 #[derive(Clone, Copy)]
 enum Cost {
     /// No more than its arguments, which it returns or takes a number or item of.
@@ -94,7 +94,7 @@ pub(super) fn register(environment: &mut Environment<'static>) {
     environment.add_function("namespace", namespace);
 }
 
-/// Asks for what a filter will take.
+/// Reserves what a filter will take.
 fn ask(cost: Cost, arguments: &[Value]) -> Result<(), Error> {
     let Some(first) = arguments.first() else { return Ok(()) };
     match cost {

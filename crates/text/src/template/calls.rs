@@ -1,7 +1,7 @@
-//! Calls of tools in a conversation, and what stands beside them: in the form that a template shows.
+//! Calls of tools in a conversation, and the text next to them: in the form that a template shows.
 //!
 //! Templates differ in what they take, and show or refuse the rest: ids of nine characters, one call a message,
-//! no content beside a call, thinking under another key. Nothing in a template says so, so each is tried once
+//! no content next to a call, thinking under another key. Nothing in a template says so, so each is tried once
 //! with words to look for, and only a form that was seen to be shown replaces another. What was said, thought and
 //! called is never dropped here.
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{ChatRequest, ChatTemplate};
 
-/// Words no template contains: a call, another, what was said and what was thought beside them.
+/// Words no template contains: a call, another, what was said and what was thought next to them.
 const CALL: &str = "millstream-call";
 const OTHER: &str = "millstream-other";
 const SAID: &str = "millstream-said";
@@ -28,12 +28,12 @@ const ID_LENGTH: usize = 9;
 pub(super) struct Abilities {
     /// Arguments must be JSON text: with objects the calls are not shown (DeepSeek V3's first template).
     arguments_as_text: bool,
-    /// Beside `content: null` calls are shown, and no `None`.
+    /// Next to `content: null` calls are shown, and no `None`.
     null: bool,
-    /// Beside `content: ""` they are.
+    /// Next to `content: ""` they are.
     empty: bool,
-    /// Beside words they are not, but behind them, in a message of their own, time and again (DeepSeek R1's distillates).
-    /// Mistral's templates take words for a turn, of which there may not be two: they drop words beside calls.
+    /// Next to words they are not, but after them, in a message of their own, repeatedly (DeepSeek R1's distillates).
+    /// Mistral's templates take words for a turn, of which there may not be two: they drop words next to calls.
     words_apart: bool,
     /// Ids have nine letters and digits, or the template refuses them (Mistral).
     short_ids: bool,
@@ -92,7 +92,7 @@ impl Abilities {
 
         let said = turn(&content(SAID), vec![one("abcdef123")]);
         let words = || json!({"role": "assistant", "content": content(SAID)});
-        // As an agent goes on: one call after another, an answer, another question.
+        // As an agent continues: one call after another, an answer, another question.
         let words_before = || {
             let mut turns = vec![words()];
             turns.extend(alone("abcdef123"));
@@ -165,7 +165,7 @@ impl Abilities {
         adapted
     }
 
-    /// Nothing was said: in the form beside which calls are shown.
+    /// Nothing was said: in the form next to which calls are shown.
     fn silence(self, turn: &mut Map<String, Value>) {
         let is_null = turn.get("content").is_none_or(Value::is_null);
         if is_null && !self.null {
@@ -175,7 +175,7 @@ impl Abilities {
         }
     }
 
-    /// Something was said beside calls, which not every template shows.
+    /// Something was said next to calls, which not every template shows.
     fn make_room_for_words(self, turn: &mut Map<String, Value>, before: &mut Vec<Value>) {
         let said = turn.get("content").and_then(words);
         let thought = self.thinking.and_then(|key| turn.get_mut(key));
@@ -197,7 +197,7 @@ impl Abilities {
     }
 }
 
-/// Brings turns of the assistant to a form that the template shows. `abilities` is asked only when it matters.
+/// Brings turns of the assistant to a form that the template shows. `abilities` is called only when it matters.
 pub(super) fn adapt(messages: Vec<Value>, abilities: impl Fn() -> Abilities) -> Vec<Value> {
     let matters =
         |message: &Value| message["tool_calls"].is_array() || message[THINKING].is_string();
@@ -241,7 +241,7 @@ fn words(content: &Value) -> Option<String> {
     }
 }
 
-/// The results of each call: those that name it, or if that tells them apart for not all of them, in their order.
+/// The results of each call: those that name it, or if that does not identify all of them, in their order.
 fn results_by_call(calls: &[Value], results: Vec<Value>) -> Vec<Vec<Value>> {
     let ids =
         calls.iter().enumerate().filter_map(|(index, call)| Some((call["id"].as_str()?, index)));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn results_that_name_no_call_are_told_apart_by_their_order() {
+    fn results_that_name_no_call_are_matched_by_their_order() {
         let calls = [json!({"id": "1"}), json!({"id": "2"})];
         let result = |id: &str| json!({"tool_call_id": id});
         let by_call = |ids: &[&str]| {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_words_stand_beside_calls_as_the_template_wants_them() {
+    fn silence_and_words_stand_next_to_calls_as_the_template_wants_them() {
         let only_null = format!(
             "{{% if m.content is none %}}{CALLS}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
         );

@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 use super::json::DEPTH_LIMIT;
 use super::meter::{self, Items, Limit, Measure, VALUE_SLOT_BYTES};
 
-/// Bytes that an entry of a dict takes beside its key and value, for its hash and its place in the order.
+/// Bytes that an entry of a dict takes in addition to its key and value, for its hash and its place in the order.
 const ENTRY_BYTES: usize = 48;
 
 /// What walking a value touches.
@@ -209,7 +209,7 @@ fn size_of_items<'a>(items: impl IntoIterator<Item = &'a Value>) -> Result<Size,
     size.around(VALUE_SLOT_BYTES).check()
 }
 
-/// A new list of items that were asked for.
+/// A new list of items that were metered.
 pub(super) fn list(items: Vec<Value>) -> Result<Value, Error> {
     let size = size_of_items(&items)?;
     new_list(items, size)
@@ -249,7 +249,7 @@ pub(super) fn key_size(key: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// The items of anything that can be iterated, asked for before they are collected.
+/// The items of anything that can be iterated, metered before they are collected.
 pub(super) fn items(value: &Value) -> Result<Vec<Value>, Error> {
     let count = match value.as_str() {
         Some(text) => text.chars().count(),
@@ -281,7 +281,7 @@ pub(super) fn admit(value: Value) -> Result<Value, Error> {
                 return Ok(value);
             }
             let mut items = items(&value)?;
-            // Before the new strings in it are told from others by their reference counts.
+            // Before the new strings in it are distinguished from others by their reference counts.
             drop(value);
             for item in &mut items {
                 if item.downcast_object_ref::<Vec<Value>>().is_some() {
@@ -347,7 +347,7 @@ fn from_number(number: &serde_json::Number) -> Value {
     }
 }
 
-/// The bytes that [`from_json`] would tell of a value.
+/// The bytes that [`from_json`] would report for a value.
 pub(super) fn json_bytes(value: &Json) -> usize {
     let inner: usize = match value {
         Json::Null | Json::Bool(_) | Json::Number(_) => 0,

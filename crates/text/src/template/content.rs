@@ -42,7 +42,7 @@ impl Abilities {
     }
 }
 
-/// Converts contents the template would not show. `abilities` is asked only when it matters.
+/// Converts contents the template would not show. `abilities` is called only when it matters.
 pub(super) fn adapt(
     mut messages: Vec<Value>,
     abilities: impl Fn() -> Abilities,

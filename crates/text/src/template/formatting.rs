@@ -1,4 +1,4 @@
-//! `'…' % values`, `'…'|format(…)` and `'…'.format(…)`: the engine's own, with the length of the result asked for
+//! `'…' % values`, `'…'|format(…)` and `'…'.format(…)`: the engine's own, with the length of the result metered
 //! before it is made.
 
 use minijinja::formatting::{FormatStyle, format as apply};
@@ -30,7 +30,7 @@ pub(super) fn format(style: FormatStyle, text: &str, values: &[Value]) -> Result
     meter::text(apply(style, text, values)?)
 }
 
-/// Asks for the most bytes that formatting can make.
+/// Reserves the most bytes that formatting can make.
 pub(super) fn ask(printf: bool, text: &str, values: &[Value]) -> Result<(), Error> {
     let (mut largest, mut sum) = (0_usize, 0_usize);
     let mut widths = 0_u64;
@@ -43,13 +43,13 @@ pub(super) fn ask(printf: bool, text: &str, values: &[Value]) -> Result<(), Erro
     let fields = Fields::of(text, printf);
     let width = fields.width.max(if fields.takes_widths { widths } else { 0 });
     let width = usize::try_from(width).unwrap_or(usize::MAX).saturating_mul(4);
-    // Each positional value is printed once, a named one as often as it is asked for.
+    // Each positional value is printed once, a named one as often as it is used.
     let shown = if fields.named { largest.saturating_mul(fields.count) } else { sum };
     let padding = width.saturating_add(NUMBER_BYTES).saturating_mul(fields.count);
     meter::value(text.len().saturating_add(shown).saturating_add(padding))
 }
 
-/// What the fields of a format can ask for.
+/// What the fields of a format can use.
 #[derive(Default)]
 struct Fields {
     count: usize,

@@ -4,7 +4,7 @@
 //! - one value: a string, or the places of a list (`value_bytes`); a list with all that is in it, twice that;
 //! - what is written, to the output and into captures together: twice that;
 //! - the values that are alive at one time: twice that. Strings and lists are counted until nothing else holds
-//!   them, which their reference counts tell;
+//!   them, which their reference counts show;
 //! - work, in bytes read or made by operators, filters and methods: a multiple that grows with the messages.
 //!
 //! So a render holds at most 8 × `value_bytes`: half of it for captures, which grow by doubling and are copied
@@ -139,7 +139,7 @@ fn most_value_bytes(context_tokens: usize, input_bytes: usize) -> usize {
     VALUE_BASE_BYTES.saturating_add(of_context).max(of_input)
 }
 
-/// The most that a render makes and holds at one time, beside its input.
+/// The most that a render makes and holds at one time, in addition to its input.
 pub(super) fn most_held_bytes(context_tokens: usize, input_bytes: usize) -> usize {
     most_value_bytes(context_tokens, input_bytes).saturating_mul(VALUES_HELD)
 }
@@ -242,12 +242,12 @@ pub(super) fn too_large() -> Error {
     Limit { measure: Measure::Value, most: value_bytes() }.into()
 }
 
-/// Asks to read or make so many bytes.
+/// Requests to read or make so many bytes.
 pub(super) fn work(bytes: usize) -> Result<(), Error> {
     with(|meter| meter.work(bytes))
 }
 
-/// Asks to make a value of so many bytes. To be asked before it is made.
+/// Requests to make a value of so many bytes. To be called before it is made.
 pub(super) fn value(bytes: usize) -> Result<(), Error> {
     if bytes <= SMALL_BYTES {
         return Ok(());
@@ -255,7 +255,7 @@ pub(super) fn value(bytes: usize) -> Result<(), Error> {
     with(|meter| meter.value(bytes))
 }
 
-/// Tells of text that is written, to the output or into a capture.
+/// Counts text that is written, to the output or into a capture.
 pub(super) fn write(bytes: usize) -> Result<(), Error> {
     with(|meter| {
         let most = meter.written_most();
@@ -267,7 +267,7 @@ pub(super) fn write(bytes: usize) -> Result<(), Error> {
     })
 }
 
-/// A string that was asked for, as a value that is counted while it lives.
+/// A string that was metered, as a value that is counted while it lives.
 pub(super) fn text(text: String) -> Result<Value, Error> {
     if text.len() <= SMALL_BYTES {
         return Ok(Value::from(text));

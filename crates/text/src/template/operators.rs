@@ -1,4 +1,4 @@
-//! The operators that `syntax` puts in the place of the engine's: they ask the meter before they make anything.
+//! The operators that `syntax` puts in the place of the engine's: they call the meter before they make anything.
 
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};

@@ -52,7 +52,7 @@ pub(super) fn call_method(
 /// Bytes that a change of case makes of one, at most: `ΐ` has two and becomes six.
 const CASE_FACTOR: usize = 3;
 
-/// Asks for a list of so many pieces of a text.
+/// Reserves a list of so many pieces of a text.
 fn ask_pieces(text: &str, count: usize) -> Result<(), Error> {
     // A piece that is too long to lie in the value itself has a head of two words.
     let piece_bytes = VALUE_SLOT_BYTES + 2 * size_of::<usize>();

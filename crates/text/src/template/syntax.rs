@@ -138,7 +138,7 @@ struct Token {
     kind: Kind,
     start: usize,
     end: usize,
-    /// Tells brackets apart.
+    /// Distinguishes brackets.
     first_byte: u8,
 }
 

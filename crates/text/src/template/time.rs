@@ -1,4 +1,4 @@
-//! `strftime_now`: today's date for templates that tell the model what day it is.
+//! `strftime_now`: today's date for templates that give the model the date.
 //!
 //! Times are UTC unless the caller gives its own clock: a time zone needs a database, and a date in a
 //! prompt does not deserve one. Directives of C's `strftime` in the C locale, by `jiff`; where it writes

@@ -1,4 +1,4 @@
-//! What a tokenizer.json may ask of the `tokenizers` crate, checked before the crate sees it.
+//! What a tokenizer.json may require of the `tokenizers` crate, checked before the crate sees it.
 //!
 //! A panic in the crate is caught at the [`super::boundary`]; here is refused what no boundary catches:
 //! gigabytes for a small file, a stack that ends, text that multiplies from step to step. Steps are known

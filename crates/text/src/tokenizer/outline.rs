@@ -229,7 +229,7 @@ impl<'de> Visitor<'de> for MergesVisitor {
     }
 }
 
-/// The names of added tokens, and how many bytes of them are normalised.
+/// The names of added tokens, and how many bytes of them are normalized.
 struct AddedVisitor;
 seed!(AddedVisitor, deserialize_seq);
 

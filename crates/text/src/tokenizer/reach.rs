@@ -3,7 +3,7 @@
 //! For what stands at a place of a text, tables of the vocabulary say how far a token that covers the place can
 //! reach at most. Going from reach to reach takes no more steps than any tokenizer needs tokens: a token
 //! that begins before a step's place ends no later than the step does. The answer is never too high; tables are
-//! small, and may say too far. It does not cut, normalise or count as the tokenizer does, and it says nothing of
+//! small, and may say too far. It does not cut, normalize or count as the tokenizer does, and it says nothing of
 //! tokenizers that drop text ([`Reach::of`] is `None`).
 
 use serde_json::Value;
@@ -19,10 +19,10 @@ const WIDTHS: [usize; 4] = [2, 4, 8, 16];
 /// Bytes of all tokens from which on tables would be larger than what they save. Gemma's have 3 MB.
 const MOST_BYTES: usize = 16 << 20;
 
-/// Bytes of text that are normalised at once.
+/// Bytes of text that are normalized at once.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// What a normaliser may change where a block ends between two characters that could have become one.
+/// What a normalizer may change where a block ends between two characters that could have become one.
 const SEAM_BYTES: usize = 256;
 
 /// How far the tokens of a vocabulary reach.
@@ -70,7 +70,7 @@ impl Table {
     }
 
     /// Bytes from the beginning of a text to where a token that covers it ends at the latest, if the text is long
-    /// enough to tell.
+    /// enough to determine it.
     fn rest(&self, text: &[u8]) -> Option<usize> {
         let group = text.get(..self.width)?;
         Some(usize::from(self.rests[self.place(group)]).max(self.width - 1))
@@ -92,7 +92,7 @@ impl Reach {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).ok()?;
         let mut tokens: Vec<Vec<u8>> = ids.filter_map(|id| tokenizer.token_bytes(id)).collect();
         let added = inner.get_added_vocabulary().get_added_tokens_decoder();
-        // They are found in the text as they are, whatever the decoder makes of them; or as they are normalised, which
+        // They are found in the text as they are, whatever the decoder makes of them; or as they are normalized, which
         // may put a space in front.
         for token in added.values() {
             tokens.push(token.content.clone().into_bytes());
@@ -170,7 +170,7 @@ pub(super) struct Fewest {
     pub(super) bytes_read: usize,
 }
 
-/// The beginning of a text, and whether nothing behind it can change how it is normalised: nothing joins a character
+/// The beginning of a text, and whether nothing behind it can change how it is normalized: nothing joins a character
 /// of ASCII from behind.
 fn next_block(text: &str) -> (&str, bool) {
     if text.len() <= BLOCK_BYTES {
@@ -192,7 +192,7 @@ fn skip_space(text: &str, place: usize) -> usize {
     text.len() - rest.trim_start().len()
 }
 
-/// Whether the normaliser composes characters; `None` if it may do more than this and spelling spaces.
+/// Whether the normalizer composes characters; `None` if it may do more than this and spelling spaces.
 fn composes(normalizer: &Value, scheme: &Scheme) -> Option<bool> {
     match normalizer["type"].as_str() {
         None if normalizer.is_null() => Some(false),

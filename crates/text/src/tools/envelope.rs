@@ -9,7 +9,7 @@ use super::transcode::{Notation, Token, Transcoder};
 /// What a character did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// The object goes on.
+    /// The object continues.
     More,
     /// The object, and the call, is complete with this character.
     Done,

@@ -64,8 +64,8 @@ impl ToolFormat {
     /// A Lark grammar, in llguidance's dialect, of an answer that obeys `choice`: one call, or several if
     /// `parallel`, of the tools allowed, with arguments that follow their schemas; or, for [`Choice::None`],
     /// words without a call. For [`Choice::Auto`] it is the grammar of calls that a free answer may come to, from
-    /// [`ToolFormat::opener`] on: a call without being asked is held to names and form, and to the schemas of strict tools only,
-    /// since a schema's grammar wants its order too.
+    /// [`ToolFormat::opener`] on: a call that was not required is held to names and form, and to the schemas of strict tools
+    /// only, since a schema's grammar wants its order too.
     ///
     /// The grammar begins where thinking has ended, or with the answer in harmony, which thinks inside.
     /// `special` gives the id of a text that is a special token of the vocabulary.

@@ -59,7 +59,7 @@ pub(super) struct Calls {
     /// Which of `tools` the open call is of.
     open: Option<usize>,
     has_arguments: bool,
-    /// Something was put here since the reader was last asked.
+    /// Something was put here since the reader was last read.
     touched: bool,
 }
 
@@ -205,8 +205,8 @@ impl ToolParser {
         std::mem::take(&mut self.calls.events)
     }
 
-    /// Ends an answer that was cut off: words that were held back come out. Half a value is none, so an open call stays open, and
-    /// what might have become a call is nothing.
+    /// Ends an answer that was cut off: words that were held back come out. Half a value is none, so an open call stays open,
+    /// and what might have become a call is nothing.
     pub fn cut(&mut self) -> Vec<Piece> {
         let is_always_open = self.reader.as_ref().is_some_and(|reader| reader.is_always_open());
         if !self.is_inside || (is_always_open && !self.calls.is_open()) {

@@ -207,7 +207,7 @@ impl Pythonic {
     }
 }
 
-/// A name and the character after it, or `None` while it may go on.
+/// A name and the character after it, or `None` while it may continue.
 fn identifier(text: &str, last: bool) -> Option<(&str, char)> {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     let end = text.find(|c: char| !is_part(c)).unwrap_or(text.len());

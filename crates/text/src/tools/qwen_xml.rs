@@ -138,7 +138,7 @@ impl QwenXml {
                     self.arguments.end(calls);
                     return self.go(State::Body, end);
                 }
-                // The end of the function, or a value that talks about it?
+                // The end of the function, or a value that mentions it?
                 match next(&text[end..], &[self.end], false, &[]) {
                     Next::Is { .. } => self.go(State::Body, at),
                     Next::Open if last => self.go(State::Body, at),

@@ -166,7 +166,7 @@ impl Lark<'_> {
         if least == 0 || self.split_at_special(end).is_some() {
             return self.like_until(&text, end);
         }
-        // Where the text is too short for its end, it must not go on as text with an end inside.
+        // Where the text is too short for its end, it must not continue as text with an end inside.
         let ended = self.rule("ENDED", &format!("/(?s:.*)/ {} /(?s:.*)/", quoted(end)));
         self.like_until(&format!("{text} & ~{ended}"), end)
     }

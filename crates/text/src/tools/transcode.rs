@@ -24,7 +24,7 @@ pub(super) enum Notation {
 /// What a character did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token {
-    /// The value goes on.
+    /// The value continues.
     More,
     /// The value is complete with this character.
     Done,

@@ -3,9 +3,9 @@
 //! In a layer the chain mixer → route → read → experts is serial: only computing with experts that are in
 //! memory hides a read. So a token takes at least Σ over layers of mixer + max(experts, bytes missed / disk),
 //! and its head. The times are those of a rehearsal, the same steps with whatever experts are in slots; the
-//! disk's rate is that of the same reads into the same memory without anything else. Both are measured in pauses between the tokens: a disk
-//! that others use too was seen to change from 4.7 to 2.4 GB/s within seconds, and what is compared must have met the
-//! same.
+//! disk's rate is that of the same reads into the same memory without anything else. Both are measured in pauses between the
+//! tokens: a disk that others use too was seen to change from 4.7 to 2.4 GB/s within seconds, and what is compared must have
+//! met the same.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

@@ -111,7 +111,7 @@ pub(crate) fn exponent(std: f32) -> u8 {
     ((std / E2M1_STD).log2().round() + 127.0).clamp(0.0, 254.0) as u8
 }
 
-/// Where a quantised matrix is not random but has one value: scale zero, so codes do not count.
+/// Where a quantized matrix is not random but has one value: scale zero, so codes do not count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Flat {
     Nowhere,

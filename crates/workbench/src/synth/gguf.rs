@@ -1,4 +1,4 @@
-//! A GGUF file with the metadata llama.cpp asks for. Written next to its final name and then renamed.
+//! A GGUF file with the metadata llama.cpp requires. Written next to its final name and then renamed.
 
 use std::fs::{self, File};
 use std::io::BufWriter;

@@ -30,7 +30,7 @@ const BIAS_STD: f32 = 0.1;
 /// One tensor of the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
-    /// The MLX name, without `.weight` if it is quantised; `None` for what only GGUF stores.
+    /// The MLX name, without `.weight` if it is quantized; `None` for what only GGUF stores.
     pub(crate) mlx: Option<String>,
     /// The MLX dimensions, outermost first, before packing.
     pub(crate) shape: Vec<usize>,
@@ -86,7 +86,7 @@ pub(crate) enum Order {
         ratio: usize,
         width: usize,
     },
-    /// llama.cpp's Llama rotates neighbours, everyone else element i with i + head_dim / 2.
+    /// llama.cpp's Llama rotates neighbours, all others element i with i + head_dim / 2.
     Pairs {
         head_dim: usize,
     },

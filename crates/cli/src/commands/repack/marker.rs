@@ -1,8 +1,8 @@
 //! `millstream.json`: what a copy was made from, and of which files it consists.
 //!
-//! Reading a whole model to tell whether it has changed would take as long as copying it. A weight file is
+//! Reading a whole model to check whether it has changed would take as long as copying it. A weight file is
 //! known by its size, its header and a few blocks of its data; another training run, another seed or
-//! another quantisation differ in every block.
+//! another quantization differ in every block.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -26,7 +26,7 @@ const SAMPLE_BYTES: u64 = 4096;
 pub(super) struct Marker {
     /// [`FORMAT`].
     pub(super) format: u32,
-    /// The model's name, as it was asked for.
+    /// The model's name, as the user gave it.
     pub(super) source: String,
     /// The files it was made from.
     pub(super) source_files: Vec<Stamp>,
@@ -65,7 +65,7 @@ impl Marker {
         })
     }
 
-    /// Whether both describe the same copy. The same model may be asked for by several names.
+    /// Whether both describe the same copy. The same model may be requested by several names.
     pub(super) fn is_same(&self, other: &Marker) -> bool {
         self.source_files == other.source_files && self.files == other.files
     }
@@ -116,7 +116,7 @@ fn add(hash: &mut Hash, file: &mut (impl Read + Seek), offset: u64, len: u64) ->
 }
 
 /// A hash that stays the same from release to release, which std's does not promise: rustc's FxHash over
-/// 64-bit words. It tells files apart; it is no protection against deliberate collisions.
+/// 64-bit words. It distinguishes files; it is no protection against deliberate collisions.
 #[derive(Default)]
 struct Hash(u64);
 

@@ -1,4 +1,4 @@
-//! config.json of a copy: the model's own, unless its table of quantisation is wrong about the new names.
+//! config.json of a copy: the model's own, unless its table of quantization is wrong about the new names.
 //!
 //! Our loader believes shapes and only warns by the table; exceptions written for `switch_mlp.down_proj`
 //! do not reach `experts.0.down_proj`, and the warning would be false.

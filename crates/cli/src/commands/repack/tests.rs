@@ -147,7 +147,7 @@ fn any_range_of_a_file_can_be_made() {
 }
 
 #[test]
-fn a_full_disk_is_told_with_the_bytes_that_are_missing() {
+fn a_full_disk_is_reported_with_the_bytes_that_are_missing() {
     let folder = tempfile::tempdir().unwrap();
     let origin = origin("mixtral-4bit");
     let copy = Copy::new(&origin, folder.path()).unwrap();

@@ -89,7 +89,7 @@ fn odd_text_is_just_text() {
 #[test]
 fn a_body_larger_than_the_limit_is_refused_however_it_comes() {
     let served = Served::start(&["--body-limit", "1M"]);
-    // Told by the head, before anything is read.
+    // Known from the header, before anything is read.
     let head = http::head("POST", CHAT, &[("content-length", "99999999999")]) + "\r\n";
     check_error(CHAT, served.send(head.as_bytes()), 413, "", "a long body");
     let absurd = http::head("POST", CHAT, &[("content-length", "18446744073709551615")]) + "\r\n";

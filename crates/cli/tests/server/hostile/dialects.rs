@@ -193,7 +193,7 @@ fn the_rest_of_openai() {
 }
 
 #[test]
-fn without_a_key_nobody_gets_in() {
+fn requests_without_a_key_are_refused() {
     let served = Served::start(&["--api-key", "sesame"]);
     let body = messages_with("stream", json!(false)).to_string();
     for path in ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize", "/v1/embeddings"]

@@ -103,7 +103,7 @@ fn numbers_out_of_range_are_refused() {
     refused(&served, CHAT, &chat_with("logit_bias", many.into()), "logit_bias");
     refused(&served, CHAT, &chat_with("stop", json!(vec!["x"; 1000])), "stop");
     refused(&served, CHAT, &chat_with("stop", json!("x".repeat(1 << 20))), "stop");
-    // Large, but what is asked for can be done: until the context is full.
+    // Large, but the request can be fulfilled: until the context is full.
     let huge = chat_with("max_tokens", json!(u64::MAX));
     assert_eq!(served.post(CHAT, &huge).status, 200);
     served.check_answers();

@@ -1,4 +1,4 @@
-//! Names and pages that a server is reached by: tables of what is let in, wherever it listens and whether it has a key.
+//! Names and pages that a server is reached by: tables of what is accepted, wherever it listens and whether it has a key.
 
 use super::super::http;
 use super::super::served::{COLD, Served, question};
@@ -23,7 +23,7 @@ fn ask(served: &Served, headers: &[(&str, &str)]) -> (u16, Option<String>) {
     let status = reply.status;
     let code = reply.json()["error"]["code"].as_str().map(str::to_owned);
     let open = served.send(&http::get("/health", &headers));
-    assert_eq!(open.status, status, "/health is let in where {headers:?} is not");
+    assert_eq!(open.status, status, "/health is accepted where {headers:?} is not");
     (status, code)
 }
 
@@ -123,7 +123,7 @@ fn pages_on_this_computer_may_use_the_interface_and_others_may_not() {
             let allowed = reply.header("access-control-allow-origin");
             assert_eq!((reply.status, allowed), (200, Some(origin)), "{origin} at {about}");
             assert!(reply.header("vary").unwrap().contains("Origin"));
-            // Browsers show no key when they ask whether they may.
+            // Browsers send no key with a preflight request.
             let asking = [
                 ("host", "127.0.0.1"),
                 ("origin", origin),
@@ -158,7 +158,7 @@ fn pages_on_this_computer_may_use_the_interface_and_others_may_not() {
             assert!(reply.header("vary").unwrap().contains("Origin"));
             assert_eq!(reply.json()["error"]["code"], "origin_not_allowed");
         }
-        // Caches have to know, also where no page asked.
+        // Caches have to know, also where no page sent the request.
         let reply = served.send(&http::get("/v1/models", &[KEY]));
         assert!(reply.header("vary").unwrap().contains("Origin"));
     });

@@ -1,4 +1,4 @@
-//! Prompts that are far longer than the context: refused at once, without the memory or the time of anybody else.
+//! Prompts that are far longer than the context: refused at once, without costing other requests memory or time.
 
 use std::io::Write;
 
@@ -69,7 +69,7 @@ fn prompts_far_beyond_the_context_are_refused_within_the_memory() {
 }
 
 #[test]
-fn long_prompts_whose_clients_have_left_cost_nobody_anything() {
+fn long_prompts_of_disconnected_clients_cost_other_requests_nothing() {
     let served = Served::start(&["--memory", &format!("{MEMORY_MIB}M")]);
     let request = http::post(CHAT, &[], chat_of(&long_text()).to_string().as_bytes());
     for _ in 0..3 {

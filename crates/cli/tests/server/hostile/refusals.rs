@@ -119,7 +119,7 @@ fn other_early_refusals_can_be_read_as_well() {
 }
 
 #[test]
-fn a_client_that_asks_first_is_not_told_to_go_on() {
+fn only_accepted_requests_get_a_100_continue() {
     let served = Served::start(&["--api-key", "secret"]);
     for (key, length, status) in [("secret", "99999999999", 413), ("wrong", "20", 401)] {
         let headers = [("expect", "100-continue"), ("content-length", length), ("x-api-key", key)];
@@ -127,7 +127,7 @@ fn a_client_that_asks_first_is_not_told_to_go_on() {
         // What comes first is the answer.
         check_error(CHAT, served.send(head.as_bytes()), status, "", "a question");
     }
-    // One that is let in is told.
+    // One that is accepted gets the interim response.
     let mut stream = served.connect();
     let headers = [("expect", "100-continue"), ("content-length", "2"), ("x-api-key", "secret")];
     stream.write_all((http::head("POST", CHAT, &headers) + "\r\n").as_bytes()).unwrap();

@@ -49,7 +49,7 @@ fn schemas_that_cannot_be_followed_are_refused() {
         let param = error["error"]["param"].as_str().unwrap_or_default();
         assert!(param.starts_with("response_format"), "{error} to {}", short(&schema.to_string()));
     }
-    // These can be begun, at least: whatever comes of them, it costs nobody else anything.
+    // These can be begun, at least: whatever the outcome, it costs other requests nothing.
     let wide: serde_json::Map<String, Value> =
         (0..500).map(|index| (format!("p{index}"), deep(5))).collect();
     for schema in [
@@ -113,7 +113,7 @@ fn schemas_of_tools_are_untrusted_too() {
             "tools",
             json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]),
         );
-        // Told to the model; what cannot be enforced of it is left to the model.
+        // Shown to the model; what cannot be enforced of it is left to the model.
         for choice in ["auto", "required"] {
             body["tool_choice"] = choice.into();
             let status = served.post(CHAT, &body).status;

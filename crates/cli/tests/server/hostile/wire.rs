@@ -158,7 +158,7 @@ fn pages_of_others_and_names_of_others_are_kept_out() {
         (reply.status, reply.header("access-control-allow-origin")),
         (200, Some("https://chat.example"))
     );
-    // As the official libraries for JavaScript ask.
+    // As the official libraries for JavaScript send it.
     let asked = "content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access";
     let asking = [
         origin,

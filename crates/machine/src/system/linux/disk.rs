@@ -1,4 +1,4 @@
-//! The disk below a path, as the mount table and `/sys` tell.
+//! The disk below a path, as the mount table and `/sys` report it.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The processor, its caches and the kernel, as `/proc` and `/sys` tell.
+//! The processor, its caches and the kernel, as `/proc` and `/sys` report them.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! The text in `{"input": "…"}`, read while it comes.
 //!
 //! A custom tool takes text; to a model it is a function with one parameter, so its arguments are unwrapped
-//! here. Where a model writes something other than it was asked for, what it wrote is the text.
+//! here. Where a model writes something other than was requested, what it wrote is the text.
 //!
 //! Invariant: the pieces joined are the text, however the JSON was cut.
 

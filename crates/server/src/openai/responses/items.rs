@@ -8,7 +8,7 @@ use crate::conversation::Conversation;
 use crate::fields::{Fields, Result, wrong};
 use crate::openai::messages::{called_function, returned_part, text_part};
 
-/// What OpenAI's own tools left in a conversation that was begun there. This server cannot go on with it.
+/// What OpenAI's own tools left in a conversation that was begun there. This server cannot continue it.
 const FOREIGN: [&str; 21] = [
     "apply_patch_call",
     "apply_patch_call_output",

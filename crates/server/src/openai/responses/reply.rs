@@ -21,7 +21,7 @@ use crate::request::call_id;
 /// secret here: behind this mark it is plain text.
 pub(super) const THINKING: &str = "millstream:";
 
-/// How events speak of a part.
+/// How events name a part.
 #[derive(Debug)]
 struct Place {
     index: &'static str,
@@ -57,7 +57,7 @@ pub(crate) struct Extras {
     pub(crate) logprobs: bool,
     /// Thinking in a form that clients hand back.
     pub(crate) thinking: bool,
-    /// Thinking as a summary of itself: clients that ask for one show nothing else.
+    /// Thinking as a summary of itself: clients that request one show nothing else.
     pub(crate) summary: bool,
 }
 

@@ -141,7 +141,7 @@ fn thinking_is_done_before_the_message_is_added() {
 }
 
 #[test]
-fn thinking_is_its_own_summary_for_those_who_ask_for_one() {
+fn thinking_is_its_own_summary_if_one_is_requested() {
     let extras = Extras { summary: true, thinking: true, ..Extras::default() };
     let (events, whole) = events(extras, vec![think("a"), think("b"), end(Finish::Stop)]);
     assert_eq!(
@@ -336,7 +336,7 @@ fn tokens_go_with_their_text() {
 }
 
 #[test]
-fn a_failure_is_told_twice() {
+fn a_failure_is_reported_twice() {
     let error = ApiError::unavailable("shutting_down", "the server is shutting down", 5);
     let (events, whole) = events_until(Extras::default(), vec![say("hi")], Some(error));
     let [.., (first, fault), (second, failed)] = events.as_slice() else { panic!("{events:?}") };

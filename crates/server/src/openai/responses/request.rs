@@ -1,4 +1,4 @@
-//! What a client asks for, and the fields that a response repeats.
+//! What a client requests, and the fields that a response repeats.
 
 use engine::session::{AnswerRequest, Input};
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use crate::openai::format::response_format;
 use crate::openai::{check_names, effort};
 use crate::request::read_sampling;
 
-/// The most alternatives to a token that may be asked for.
+/// The most alternatives to a token that may be requested.
 const MOST_TOP_LOGPROBS: usize = 20;
 /// Fields that need a memory of earlier requests, and this server has none.
 const KEPT: [&str; 3] = ["previous_response_id", "conversation", "prompt"];

@@ -80,9 +80,9 @@ fn what_the_assistant_did_is_one_message() {
     );
 }
 
-/// As Codex sets a goal, and as its agents talk.
+/// As Codex sets a goal, and as its agents exchange messages.
 #[test]
-fn what_nobody_called_for_is_a_result_too() {
+fn a_result_without_a_call_is_a_result_too() {
     let text = |text: &str| json!({"type": "input_text", "text": text});
     check(
         json!({"input": [
@@ -231,7 +231,7 @@ fn what_cannot_be_seen_is_left_out() {
 }
 
 #[test]
-fn summaries_are_asked_for() {
+fn summaries_are_requested() {
     #[track_caller]
     fn check(reasoning: &Value, expect: bool) {
         assert_eq!(asked(json!({"reasoning": reasoning})).extras.summary, expect);

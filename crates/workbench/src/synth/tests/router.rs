@@ -30,7 +30,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-/// A row of a quantised matrix, from the bytes of its three parts.
+/// A row of a quantized matrix, from the bytes of its three parts.
 fn affine_row(tensor: &Tensor, values: Values, row: usize) -> Vec<f32> {
     let parts = mlx_parts(tensor, values);
     let [codes, scales, biases] = [0, 1, 2].map(|part: usize| parts[part].chunk(row..row + 1));
@@ -120,7 +120,7 @@ fn check_curve(like: &str, values: Values, expected: &[(usize, f64, f64)]) {
     }
 }
 
-/// Published for Qwen3.6-35B; `benches/expert_use.py --check` asks the same of a whole model.
+/// Published for Qwen3.6-35B; `benches/expert_use.py --check` checks the same for a whole model.
 #[test]
 fn a_cache_hits_as_published_with_the_tuned_router() {
     let curve = [(8, 52.0, 2.0), (11, 56.0, 2.0), (16, 63.0, 2.0)];
