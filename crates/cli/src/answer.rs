@@ -68,7 +68,7 @@ impl Speaker {
     ) -> Result<Speaker> {
         let start = Instant::now();
         // First what is quick and may fail.
-        let mut text = engine::open_text(&model.checkpoint)?;
+        let mut text = model.text()?;
         if text.template.is_none() {
             tracing::warn!(
                 "{} has no chat template: it continues the text as it is, and may not answer it",

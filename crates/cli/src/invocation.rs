@@ -10,6 +10,7 @@ use hub::Location;
 use machine::memory::Memory;
 use model::DecoderSpec;
 use runtime::{Options, Plan, PlanRequest, Runner, StreamPlan};
+use text::ModelText;
 
 use crate::args::{EngineArgs, GlobalArgs, MeasuringArgs, SpeculationArgs, StreamExperts};
 use crate::builtin::Builtin;
@@ -43,7 +44,7 @@ pub(crate) struct Invocation {
 pub(crate) struct OpenModel {
     /// As it was asked for.
     pub(crate) name: String,
-    /// Where it lies; `None` inside this program, or where it is made.
+    /// The folder or file it lies in; `None` inside this program, or where it is made.
     pub(crate) folder: Option<PathBuf>,
     /// Its files.
     pub(crate) checkpoint: Checkpoint,
@@ -68,6 +69,12 @@ impl OpenModel {
             Source::Memory(_) => "inside the program",
             Source::Made(_) => "a generator",
         }
+    }
+
+    /// Its tokenizer and templates, unless it could not be run with them.
+    pub(crate) fn text(&self) -> Result<ModelText> {
+        runtime::check_format(&self.checkpoint)?;
+        Ok(engine::open_text(&self.checkpoint)?)
     }
 
     /// What reads of its experts have to do with; `None` where no disk is read.
@@ -145,6 +152,10 @@ impl Invocation {
                 let folder = repack::found(&folder, name, &self.environment).unwrap_or(folder);
                 let checkpoint = Checkpoint::open(&folder);
                 (Some(folder), checkpoint)
+            }
+            Location::File(file) => {
+                let checkpoint = Checkpoint::open(&file);
+                (Some(file), checkpoint)
             }
         };
         Ok((folder, checkpoint.map_err(runtime::Error::from)?))

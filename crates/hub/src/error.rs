@@ -68,8 +68,8 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// Weights in a format of another engine.
-    #[error("{} is a GGUF file, which is not read", path.display())]
+    /// Weights in a format that is read only where the file itself is named.
+    #[error("{} is a GGUF file, which is not run yet", path.display())]
     Gguf {
         /// The file.
         path: PathBuf,
@@ -176,11 +176,11 @@ impl Error {
                 let download = download_command(&format!("{repository} {names}"), revision);
                 Some(format!("download it again with `{download} --force-download`"))
             }
-            Error::Gguf { .. } => Some(
-                "use the model's safetensors files: as its makers publish it, or quantised for MLX \
-                 (mlx-community on Hugging Face has most)"
-                    .to_owned(),
-            ),
+            Error::Gguf { path } => Some(format!(
+                "`millstream show {}` describes it; to run the model, use its safetensors files: as its makers \
+                 publish it, or quantised for MLX (mlx-community on Hugging Face has most)",
+                path.display()
+            )),
             Error::NotAModelFile { .. } | Error::Malformed { .. } | Error::Read { .. } => None,
         }
     }

@@ -59,6 +59,13 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
 }
 
+/// The same by what the file begins with: blobs of Ollama have no ending.
+pub(crate) fn begins_as_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let file = machine::file::open(path).ok().flatten();
+    file.is_some_and(|(mut file, _)| file.read_exact(&mut magic).is_ok() && magic == *b"GGUF")
+}
+
 /// The files that a model in `folder` needs and that are not there.
 pub(crate) fn missing(folder: &Path) -> Result<Vec<String>> {
     let mut missing = Vec::new();

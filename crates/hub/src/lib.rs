@@ -1,7 +1,7 @@
 //! Names to files: aliases and the Hugging Face cache layout.
 //!
-//! [`resolve`] turns what the user typed into a [`Location`]: a built-in model, or a folder whose files are all
-//! there. [`list`] shows what is on this disk. Nothing here downloads, and nothing here knows what is inside a
+//! [`resolve`] turns what the user typed into a [`Location`]: a built-in model, a folder whose files are all
+//! there, or a GGUF file. [`list`] shows what is on this disk. Nothing here downloads, and nothing here knows what is inside a
 //! model beyond which files it needs. The environment is an argument, so that tests have their own.
 
 #![forbid(unsafe_code)]
@@ -31,6 +31,8 @@ pub enum Location {
     Builtin(&'static str),
     /// A folder with `config.json` and every weight file it needs.
     Folder(PathBuf),
+    /// A GGUF file that was named itself.
+    File(PathBuf),
 }
 
 /// Finds the model that `name` means: an alias, a path, or a name in the Hugging Face cache.
@@ -51,6 +53,9 @@ pub fn resolve(name: &str, environment: &Environment) -> Result<Location> {
         };
     }
     let path = environment.absolute(typed);
+    if path.is_file() && (files::is_gguf(&path) || files::begins_as_gguf(&path)) {
+        return Ok(Location::File(path));
+    }
     if path.exists() {
         return resolve_path(&path).map(Location::Folder);
     }
@@ -86,7 +91,6 @@ fn resolve_path(path: &Path) -> Result<PathBuf> {
         Some(folder) if is_model_file => {
             files::require_complete(folder).map(|()| folder.to_owned())
         }
-        _ if files::is_gguf(path) => Err(Error::Gguf { path: path.to_owned() }),
         _ => Err(Error::NotAModelFile { path: path.to_owned() }),
     }
 }

@@ -37,6 +37,7 @@ fn world() -> (tempfile::TempDir, Environment) {
         ("here/both/model.safetensors".to_owned(), ""),
         (format!("{CACHE}/models--org--gguf/refs/main"), "dddddddd4"),
         (format!("{CACHE}/models--org--gguf/snapshots/dddddddd4/model.gguf"), ""),
+        ("here/blobs/sha256-0123".to_owned(), "GGUF\u{3}"),
         ("home/mine/config.json".to_owned(), "{}"),
         ("home/mine/model.safetensors".to_owned(), ""),
     ];
@@ -194,10 +195,15 @@ fn things_that_are_no_models() {
 }
 
 #[test]
-fn gguf_files_are_not_read() {
+fn gguf_files_are_taken_where_they_are_named() {
+    let (world, environment) = world();
+    let found = resolve("other/model-Q4_K_M.gguf", &environment).unwrap();
+    assert_eq!(found, Location::File(world.path().join("here/other/model-Q4_K_M.gguf")));
+    let blob = world.path().join("here/blobs/sha256-0123");
+    let found = resolve("blobs/sha256-0123", &environment).unwrap();
+    assert_eq!(found, Location::File(blob));
     let hint = &["safetensors", "mlx-community"];
     check_error("other", &["WORLD/here/other/model-Q4_K_M.gguf is a GGUF file"], hint);
-    check_error("other/model-Q4_K_M.gguf", &["model-Q4_K_M.gguf is a GGUF file"], hint);
     check_error("org/gguf", &["dddddddd4/model.gguf is a GGUF file"], hint);
     check("both", "here/both");
 }

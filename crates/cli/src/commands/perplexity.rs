@@ -14,7 +14,7 @@ pub(crate) fn run(args: &PerplexityArgs, invocation: &Invocation) -> Result<()> 
     let text = std::fs::read_to_string(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
     let model = invocation.open(&args.model)?;
-    let model_text = engine::open_text(&model.checkpoint)?;
+    let model_text = model.text()?;
     let tokens = model_text.tokenizer.encode(&text, false)?;
     if tokens.len() < 2 {
         let (file, count) = (args.file.display(), tokens.len());

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ServeArgs, invocation: &Invocation) -> Result<()> {
     }
     let model = invocation.open(&args.model)?;
     // First what is quick and may fail.
-    let mut text = engine::open_text(&model.checkpoint)?;
+    let mut text = model.text()?;
     let request = PlanRequest {
         sequences: Some(service.parallel),
         serving: true,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Result;
-use checkpoint::Projection;
+use checkpoint::gguf::{Field, Metadata};
+use checkpoint::{Checkpoint, Projection};
 use engine::SamplingParams;
 use model::{DecoderSpec, LinearSpec, MixerSpec};
 use serde::Serialize;
@@ -39,6 +40,9 @@ struct Facts {
     context: usize,
     vocabulary: usize,
     weights: Vec<WeightKind>,
+    /// Of a GGUF file, by type.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tensors: Vec<TensorKind>,
     tokenizer: Option<usize>,
     chat_template: bool,
     end_tokens: Vec<String>,
@@ -54,6 +58,15 @@ struct WeightKind {
     encoding: String,
     bytes: u64,
     matrices: usize,
+}
+
+/// All tensors of a file that are of one type.
+#[derive(Serialize)]
+struct TensorKind {
+    #[serde(rename = "type")]
+    name: &'static str,
+    bytes: u64,
+    tensors: usize,
 }
 
 pub(crate) fn run(args: &ShowArgs, invocation: &Invocation) -> Result<()> {
@@ -72,10 +85,14 @@ fn facts(model: &OpenModel) -> Facts {
     let is_attention = |mixer: &MixerSpec| matches!(mixer, MixerSpec::Attention(_));
     let attention_layers = spec.layers.iter().filter(|layer| is_attention(&layer.mixer)).count();
     let moe = spec.moe_layers().next().map(|(_, moe)| moe);
+    let metadata = model.checkpoint.gguf();
     let (text, text_error) = match engine::open_text(&model.checkpoint) {
         Ok(text) => (Some(text), None),
-        // With its causes: they say whether a file is missing, broken or could not be opened.
-        Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
+        Err(error) => {
+            // With its causes: they say whether a file is missing, broken or could not be opened.
+            let causes = || format!("{:#}", anyhow::Error::from(error));
+            (None, Some(metadata.map_or_else(causes, inside)))
+        }
     };
     let end_tokens = text.iter().flat_map(|text| {
         text.eos.iter().map(|&id| text.tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string()))
@@ -99,13 +116,26 @@ fn facts(model: &OpenModel) -> Facts {
         context: spec.context,
         vocabulary: spec.vocab,
         weights: weight_kinds(spec),
+        tensors: tensor_kinds(&model.checkpoint),
         tokenizer: text.as_ref().map(|text| text.tokenizer.vocab_size()),
-        chat_template: text.as_ref().is_some_and(|text| text.template.is_some()),
+        chat_template: text.as_ref().is_some_and(|text| text.template.is_some())
+            || metadata.is_some_and(|metadata| metadata.str("tokenizer.chat_template").is_some()),
         end_tokens: end_tokens.collect(),
         sampling: text.as_ref().map(sampling).unwrap_or_default(),
         text_error,
         warnings: warning_lines(&model.checkpoint.warnings()),
     }
+}
+
+/// The vocabulary of a GGUF file, which is not used yet.
+fn inside(metadata: &Metadata) -> String {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let tokens = match metadata.get(&key("tokens")) {
+        Some(Field::Texts(tokens)) => tokens.len(),
+        _ => return "the file has no vocabulary".to_owned(),
+    };
+    let names = ["model", "pre"].map(|name| metadata.str(&key(name)).unwrap_or("unnamed"));
+    format!("{tokens} tokens in the file ({}), not read yet", names.join(", "))
 }
 
 /// Bytes of matrices by how they are stored, most first. Vectors (norms and the like) are not matrices.
@@ -131,6 +161,24 @@ fn weight_kinds(spec: &DecoderSpec) -> Vec<WeightKind> {
     let mut kinds: Vec<WeightKind> = kinds
         .into_iter()
         .map(|(encoding, (bytes, matrices))| WeightKind { encoding, bytes, matrices })
+        .collect();
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.bytes));
+    kinds
+}
+
+/// Bytes of the tensors of a GGUF file by their type, most first.
+fn tensor_kinds(checkpoint: &Checkpoint) -> Vec<TensorKind> {
+    if checkpoint.gguf().is_none() {
+        return Vec::new();
+    }
+    let mut kinds: BTreeMap<&'static str, (u64, usize)> = BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        let kind = kinds.entry(tensor.dtype.name()).or_default();
+        *kind = (kind.0 + tensor.len_bytes, kind.1 + 1);
+    }
+    let mut kinds: Vec<TensorKind> = kinds
+        .into_iter()
+        .map(|(name, (bytes, tensors))| TensorKind { name, bytes, tensors })
         .collect();
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.bytes));
     kinds
@@ -227,18 +275,23 @@ fn text(facts: &Facts) -> String {
     row("every token", size::bytes(facts.resident_bytes));
     row("routed experts", size::bytes(facts.expert_bytes));
     row("read by a token", size::bytes(facts.bytes_per_token));
-    row("folder", facts.folder.clone().unwrap_or_else(|| "inside this program".to_owned()));
+    let place = if facts.tensors.is_empty() { "folder" } else { "file" };
+    row(place, facts.folder.clone().unwrap_or_else(|| "inside this program".to_owned()));
     let mut text = format!("{}\n\n", facts.name);
     text.push_str(&table(&[Align::Left, Align::Left], &rows));
 
-    let kinds: Vec<Vec<String>> = facts
-        .weights
-        .iter()
-        .map(|kind| {
-            let matrices = format!("{} matrices", kind.matrices);
-            vec![format!("  {}", kind.encoding), size::bytes(kind.bytes), matrices]
-        })
-        .collect();
+    let matrices = facts.weights.iter().map(|kind| {
+        let matrices = format!("{} matrices", kind.matrices);
+        vec![format!("  {}", kind.encoding), size::bytes(kind.bytes), matrices]
+    });
+    let tensors = facts.tensors.iter().map(|kind| {
+        let tensors = size::counted(kind.tensors, "tensor");
+        vec![format!("  {}", kind.name), size::bytes(kind.bytes), tensors]
+    });
+    let kinds: Vec<Vec<String>> = match facts.tensors.is_empty() {
+        true => matrices.collect(),
+        false => tensors.collect(),
+    };
     text.push_str("\nweights\n\n");
     text.push_str(&table(&[Align::Left, Align::Right, Align::Right], &kinds));
     for warning in &facts.warnings {

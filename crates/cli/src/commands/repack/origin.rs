@@ -43,6 +43,11 @@ impl Origin {
         let place = match hub::resolve(name, environment)? {
             Location::Folder(folder) => Place::Folder(folder),
             Location::Builtin(builtin) => Place::Builtin(Builtin::find(builtin)?),
+            Location::File(file) => {
+                let hint = "each of its experts is three stretches of the file as it is";
+                let message = format!("{} is a GGUF file, which is not repacked", file.display());
+                return Err(Advised::new(message, hint).into());
+            }
         };
         let checkpoint = match &place {
             Place::Folder(folder) => Checkpoint::open(folder),
