@@ -22,7 +22,7 @@ pub use bank::{
     Bias, BiasPlace, Expert, ExpertBank, ExpertPlace, Parting, Residency, ResidentBank,
     ResidentExpert, SlabExpert, Take, Trial, Turn, Visit,
 };
-pub use cpu::{CpuBackend, CpuStep, Rope, Yarn, logits};
+pub use cpu::{CpuBackend, CpuStep, Rope, RopePairs, Yarn, logits};
 pub use error::{Error, Result};
 pub use kept::{Features, Tape};
 #[cfg(feature = "recording")]

@@ -223,6 +223,8 @@ pub struct DeltaShape {
     pub value_dim: usize,
     /// Taps of the causal convolution.
     pub taps: usize,
+    /// Whether value head `j` has key head `j mod key_heads`, and not `j / (value_heads / key_heads)`.
+    pub is_tiled: bool,
 }
 
 /// What a gated delta net layer is made of, besides its projections.
@@ -242,6 +244,14 @@ impl DeltaShape {
     /// Channels of the convolution: queries, keys and values.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// The key head of a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        match self.is_tiled {
+            true => value_head % self.key_heads,
+            false => value_head / (self.value_heads / self.key_heads),
+        }
     }
 
     /// Values of a row of the output.

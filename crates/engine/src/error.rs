@@ -10,6 +10,16 @@ pub enum Error {
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// A text of a GGUF file's metadata that is none.
+    #[error("{}: text {index} of `{key}` is not UTF-8: the file is damaged or of an unknown kind", path.display())]
+    TokenText {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The list.
+        key: &'static str,
+        /// Its place in the list.
+        index: usize,
+    },
     /// Text and tokens do not come together.
     #[error(transparent)]
     Text(#[from] text::Error),

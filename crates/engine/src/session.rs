@@ -8,6 +8,7 @@
 mod answer_request;
 mod constrain;
 mod reader;
+mod vocabulary;
 
 use std::sync::Arc;
 
@@ -24,7 +25,20 @@ use crate::{Engine, Error, Request, Result, SamplingParams};
 
 /// Reads what a checkpoint has between text and tokens.
 pub fn open_text(checkpoint: &Checkpoint) -> Result<ModelText> {
-    ModelText::open(|name| checkpoint.read_file(name).map_err(Error::from))
+    let Some(metadata) = checkpoint.gguf() else {
+        return ModelText::open(|name| checkpoint.read_file(name).map_err(Error::from));
+    };
+    let (mut files, warnings) = vocabulary::of(metadata)?.files()?;
+    for warning in warnings {
+        tracing::warn!("{}: {warning}", metadata.path().display());
+    }
+    let config = checkpoint.config();
+    let config = serde_json::json!({
+        "model_type": config.model_type(),
+        "max_position_embeddings": config.value("max_position_embeddings"),
+    });
+    files.insert("config.json", config.to_string().into_bytes());
+    ModelText::open(|name| Ok(files.get(name).cloned()))
 }
 
 /// What answering takes of a loaded model.

@@ -62,7 +62,13 @@ impl Frame {
 
     pub(crate) fn norm(&self, tensors: &Tensors<'_>, path: &str) -> Result<VectorSpec> {
         let vector = tensors.vector(path, &[self.hidden])?;
-        Ok(VectorSpec { plus: self.norm_plus, ..vector })
+        Ok(VectorSpec { plus: self.norm_offset(tensors), ..vector })
+    }
+
+    /// What is added to norms as they are stored: converters may have done it already.
+    fn norm_offset(&self, tensors: &Tensors<'_>) -> f32 {
+        let is_added = tensors.checkpoint().conversion().norms_are_multipliers;
+        if is_added { 0.0 } else { self.norm_plus }
     }
 }
 
@@ -221,7 +227,7 @@ pub(crate) fn attention(
             return Ok(None);
         }
         let vector = tensors.vector(&format!("{path}.{name}.weight"), &[k_dim])?;
-        Ok(Some(VectorSpec { plus: f.norm_plus, ..vector }))
+        Ok(Some(VectorSpec { plus: f.norm_offset(tensors), ..vector }))
     };
     let kv = match a.shared {
         Some(layer) => KeyValueSpec::Shared { layer },
@@ -261,6 +267,7 @@ pub(crate) fn delta_shape(tensors: &Tensors<'_>) -> Result<DeltaShape> {
         key_dim: config.usize("linear_key_head_dim").unwrap_or(128),
         value_dim: config.usize("linear_value_head_dim").unwrap_or(128),
         taps: config.usize("linear_conv_kernel_dim").unwrap_or(4),
+        is_tiled: false,
     };
     if d.key_heads == 0 || !d.value_heads.is_multiple_of(d.key_heads) {
         return Err(Error::Config {
@@ -314,6 +321,7 @@ pub(crate) fn delta_parts(
         out: tensors.linear(&format!("{path}.out_proj"), hidden, d.value_heads * d.value_dim)?,
         conv: tensors.vector_of(&format!("{path}.conv1d.weight"), &conv_shapes)?,
         a_log: tensors.vector(&format!("{path}.A_log"), &[d.value_heads])?,
+        holds_rate: false,
         dt_bias: tensors.vector(&format!("{path}.dt_bias"), &[d.value_heads])?,
         norm: tensors.vector(&format!("{path}.norm.weight"), &[d.value_dim])?,
     }))

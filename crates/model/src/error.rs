@@ -39,6 +39,24 @@ pub enum Error {
         /// What it is.
         got: String,
     },
+    /// Divisors of the rotation's frequencies that are more or fewer than its pairs, or are not positive.
+    #[error(
+        "rope_freqs.weight has {got} values, expected {expected} positive ones: one for each pair that turns"
+    )]
+    FrequencyFactors {
+        /// Pairs there are.
+        expected: usize,
+        /// Values there are.
+        got: usize,
+    },
+    /// A factor for the output of a matrix, which is not computed.
+    #[error(
+        "`{tensor}` scales what a matrix gives, which is not supported yet: take a file of another type"
+    )]
+    OutputScale {
+        /// The first of such.
+        tensor: String,
+    },
     /// A draft head that belongs to another model.
     #[error("the draft was made for another model: its `{key}` is {head}, the model's is {target}")]
     OtherModel {

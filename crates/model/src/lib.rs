@@ -9,6 +9,7 @@
 pub mod arch;
 mod batch;
 mod blocks;
+mod conversion;
 mod decoder;
 mod error;
 mod head;

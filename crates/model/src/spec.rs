@@ -171,6 +171,8 @@ pub struct DeltaSpec {
     pub conv: VectorSpec,
     /// `[value_heads]`
     pub a_log: VectorSpec,
+    /// Whether `a_log` holds `-exp(A_log)` itself.
+    pub holds_rate: bool,
     /// `[value_heads]`
     pub dt_bias: VectorSpec,
     /// `[value_dim]`

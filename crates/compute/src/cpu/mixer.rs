@@ -296,7 +296,6 @@ pub(crate) fn delta(
 
     let (convolved, alpha, beta) = (&*buffers.convolved, &*buffers.alpha, &*buffers.beta);
     let panels = shape.value_dim.div_ceil(PANEL);
-    let ratio = shape.value_heads / shape.key_heads;
     let values = shape.value_heads * shape.value_dim;
     let out_start = SharedMut(out.as_mut_ptr());
     let per_run = shape.value_heads * panels;
@@ -310,7 +309,7 @@ pub(crate) fn delta(
         let run = &runs[task / per_run];
         let (head, column, state) = panel_of(task);
         let (_, _, next) = panel_of((task + 1) % tasks);
-        let key_head = head / ratio;
+        let key_head = shape.key_head(head);
         let width = (shape.value_dim - column).min(PANEL);
         let part = |offset: usize, width: usize| {
             Rows::new(&convolved[run.row * channels + offset..], channels, width)

@@ -30,5 +30,5 @@ mod tiles;
 
 #[cfg(feature = "recording")]
 pub(crate) use arena::Stack;
-pub use rope::{Rope, Yarn};
+pub use rope::{Rope, RopePairs, Yarn};
 pub use step::{CpuBackend, CpuStep};

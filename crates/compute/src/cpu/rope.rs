@@ -147,6 +147,18 @@ impl Rope {
         rope
     }
 
+    /// Divides the frequency of each pair. Whether there was a positive divisor for each; if not, nothing was changed.
+    pub fn divide(&mut self, divisors: &[f32]) -> bool {
+        if divisors.len() != self.inv_freq.len() || divisors.iter().any(|d| d.is_nan() || *d <= 0.0)
+        {
+            return false;
+        }
+        for (frequency, divisor) in self.inv_freq.iter_mut().zip(divisors) {
+            *frequency /= divisor;
+        }
+        true
+    }
+
     /// Writes the cosine and sine of each pair at `position`; both slices are `rotary_dim / 2` long.
     pub fn table(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
         self.table_by_pair(|_| position, cos, sin);

@@ -15,7 +15,7 @@ pub mod qwen3_next;
 
 use checkpoint::Checkpoint;
 
-use crate::{DecoderSpec, Error, Result, Tensors, limits};
+use crate::{DecoderSpec, Error, Result, Tensors, conversion, limits};
 
 type SpecOf = fn(&Tensors<'_>) -> Result<DecoderSpec>;
 
@@ -68,5 +68,7 @@ pub fn spec(checkpoint: &Checkpoint) -> Result<DecoderSpec> {
     for (part, names) in PARTS {
         checkpoint.skip(part, names);
     }
-    spec(&Tensors::new(checkpoint)?)
+    let mut spec = spec(&Tensors::new(checkpoint)?)?;
+    conversion::apply(checkpoint, &mut spec.layers)?;
+    Ok(spec)
 }

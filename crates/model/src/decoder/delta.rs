@@ -67,7 +67,10 @@ impl DeltaNet {
                 conv_weight[tap * channels + channel] = stored[channel * taps + tap];
             }
         }
-        let decay: Vec<f32> = loader.values(&spec.a_log)?.iter().map(|a| -a.exp()).collect();
+        let mut decay = loader.values(&spec.a_log)?;
+        if !spec.holds_rate {
+            decay.iter_mut().for_each(|a| *a = -a.exp());
+        }
         Ok(DeltaNet {
             qkv: loader.linear(&spec.qkv)?,
             z: loader.linear(&spec.z)?,

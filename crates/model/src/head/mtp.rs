@@ -14,7 +14,7 @@ use crate::blocks::{Attention, Frame, Moe, attention, dense, moe};
 use crate::pass::Pass;
 use crate::residual::Residual;
 use crate::spec::{DecoderSpec, LayerSpec};
-use crate::{Decoder, Error, Result, Tensors};
+use crate::{Decoder, Error, Result, Tensors, conversion};
 
 /// Where files put the head: HF and MLX, with and without the names that wrap a text model.
 const PREFIXES: [&str; 5] = [
@@ -68,7 +68,7 @@ impl HeadSpec {
                 moe(&tensors, "layers.0.mlp", frame.hidden, &of)?
             }
         };
-        let layer = LayerSpec {
+        let mut stack = [LayerSpec {
             input_norm: frame.norm(&tensors, "layers.0.input_layernorm.weight")?,
             mixer: attention(&tensors, "layers.0.self_attn", &frame, &heads)?,
             post_norm: frame.norm(&tensors, "layers.0.post_attention_layernorm.weight")?,
@@ -76,7 +76,8 @@ impl HeadSpec {
             output_norms: None,
             per_layer: None,
             scalar: None,
-        };
+        }];
+        conversion::apply(checkpoint, &mut stack)?;
         Ok(Some(HeadSpec {
             kind: HeadKind::Mtp(MtpSpec {
                 embedding_norm: frame.norm(&tensors, "pre_fc_norm_embedding.weight")?,
@@ -86,7 +87,7 @@ impl HeadSpec {
             eps: target.eps,
             first_layer: target.layers.len(),
             fc: tensors.linear("fc", target.hidden, 2 * target.hidden)?,
-            stack: vec![layer],
+            stack: stack.to_vec(),
             norm: frame.norm(&tensors, "norm.weight")?,
         }))
     }

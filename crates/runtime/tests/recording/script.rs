@@ -113,7 +113,14 @@ fn outcome(kind: BackendKind) -> Outcome {
     let attention = AttentionShape::new(4, 2, 16, 16);
     let mut pages = [store.kv(&ArenaShape::of(attention.pages(KvFormat::F16)), 4).expect("pages")];
     let delta = DeltaLayer {
-        shape: DeltaShape { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, taps: 4 },
+        shape: DeltaShape {
+            key_heads: 1,
+            value_heads: 2,
+            key_dim: 16,
+            value_dim: 16,
+            taps: 4,
+            is_tiled: false,
+        },
         conv_weight: store.vector(values(5, 4 * 64)),
         decay: store.vector(vec![-0.5, -0.1]),
         dt_bias: store.vector(vec![0.1, 0.2]),
