@@ -130,26 +130,29 @@ impl File {
         self.matrix(layer, "ssm_out", 128, HIDDEN);
     }
 
-    fn open(&self) -> Checkpoint {
+    fn bytes(&self) -> Vec<u8> {
         let mut writer = GgufWriter::new(Vec::new(), &self.fields, &self.tensors).expect("a file");
         for tensor in &self.tensors {
             let shape: Vec<usize> = tensor.dimensions.iter().rev().map(|&d| d as usize).collect();
             let bytes = tensor.dtype.tensor_bytes(&shape).expect("a size");
             writer.write(&tensor.name, &vec![0; bytes as usize]).expect("bytes");
         }
-        let file = writer.finish().expect("a file");
-        Checkpoint::from_owned(vec![("model.gguf".to_owned(), file)]).expect("opens")
+        writer.finish().expect("a file")
     }
 
     #[track_caller]
     fn check(&self, expect: &str) -> (Checkpoint, DecoderSpec) {
-        let checkpoint = self.open();
+        let checkpoint = open(self.bytes()).expect("opens");
         let warnings: Vec<String> = checkpoint.warnings().iter().map(ToString::to_string).collect();
         assert_eq!(warnings, <[String; 0]>::default());
         let spec = model::arch::spec(&checkpoint).expect("a model");
         assert_eq!(described(&spec), expect);
         (checkpoint, spec)
     }
+}
+
+fn open(file: Vec<u8>) -> checkpoint::Result<Checkpoint> {
+    Checkpoint::from_owned(vec![("model.gguf".to_owned(), file)])
 }
 
 /// A line for the model and one for each layer.
@@ -205,20 +208,29 @@ fn described(spec: &DecoderSpec) -> String {
     text
 }
 
-#[test]
-fn llama_mistral_and_mixtral() {
+fn llama() -> File {
     let mut file = File::new("llama", 1);
     file.set("rope.dimension_count", Value::U32(16));
     file.attention(0, 2, 32, false);
     file.norm(0, "ffn_norm", HIDDEN);
-    let mut mixtral = File { tensors: file.tensors.clone(), fields: file.fields.clone(), ..file };
+    file
+}
+
+fn mixtral() -> File {
+    let mut file = llama();
+    file.experts(0, Q8_0);
+    file
+}
+
+#[test]
+fn llama_mistral_and_mixtral() {
+    let mut file = llama();
     file.dense(0, 96);
     file.add("output.weight", Q8_0, &[HIDDEN, VOCAB]);
     file.check("llama, head\n4/2 of 32, 16 turn; 96");
     file.set("attention.sliding_window", Value::U32(128));
     file.check("mistral, head\n4/2 of 32, 16 turn, window 128; 96");
-    mixtral.experts(0, Q8_0);
-    mixtral.check("mixtral\n4/2 of 32, 16 turn; 2 of 8 Stacked, 32 wide");
+    mixtral().check("mixtral\n4/2 of 32, 16 turn; 2 of 8 Stacked, 32 wide");
 }
 
 #[test]
@@ -339,8 +351,7 @@ fn gemma3() {
     }
 }
 
-#[test]
-fn gemma4_with_experts() {
+fn small_gemma4() -> File {
     let mut file = File::new("gemma4", 2);
     file.set("attention.sliding_window", Value::U32(64));
     file.set("attention.sliding_window_pattern", Value::Bools(vec![true, false]));
@@ -373,7 +384,12 @@ fn gemma4_with_experts() {
             && name != "blk.1.attn_v.weight"
     });
     file.stack(0, "ffn_gate_up_exps", Q8_0, [HIDDEN, 64, 8]);
-    let (_, spec) = file.check(
+    file
+}
+
+#[test]
+fn gemma4_with_experts() {
+    let (_, spec) = small_gemma4().check(
         "gemma4\n4/2 of 32, 32 turn, window 64, norms; 2 of 8 Fused, 32 wide, parallel\n\
          4/1 of 64, 64 turn, norms, keys are values; 2 of 8 Stacked, 32 wide, parallel",
     );
@@ -408,8 +424,7 @@ fn gemma4_with_embeddings_for_each_layer() {
     );
 }
 
-#[test]
-fn gpt_oss() {
+fn small_gpt_oss() -> File {
     let mut file = File::new("gpt-oss", 2);
     file.set("attention.sliding_window", Value::U32(128));
     file.set("rope.freq_base", Value::F32(150_000.0));
@@ -432,7 +447,12 @@ fn gpt_oss() {
             file.add(&format!("blk.{layer}.ffn_{name}_exps.bias"), Dtype::F32, &[rows, 8]);
         }
     }
-    let (checkpoint, spec) = file.check(
+    file
+}
+
+#[test]
+fn gpt_oss() {
+    let (checkpoint, spec) = small_gpt_oss().check(
         "gpt_oss, head\n4/2 of 32, 32 turn, window 128, sinks, bias; 2 of 8 Stacked, 32 wide\n\
          4/2 of 32, 32 turn, sinks, bias; 2 of 8 Stacked, 32 wide",
     );
@@ -440,4 +460,38 @@ fn gpt_oss() {
     assert!(!moe.experts.is_interleaved());
     assert_eq!(moe.experts.spans(7).len(), 6);
     assert_eq!(checkpoint.config().bool("rope_parameters.truncate"), Some(false));
+}
+
+/// Numbers that a file may claim, from nothing to what no machine has.
+const CLAIMS: [u32; 9] = [0, 1, 2, 3, 255, 4097, 1 << 20, 1 << 31, u32::MAX];
+
+#[test]
+fn numbers_of_any_size_are_refused_or_make_a_model() {
+    let files = [
+        mixtral(),
+        small_gemma4(),
+        small_gpt_oss(),
+        hybrid("qwen35moe", 2),
+        hybrid("qwen3next", 2),
+    ];
+    let (mut models, mut attempts) = (0, 0);
+    for file in files {
+        for index in 1..file.fields.len() {
+            for claim in CLAIMS {
+                for value in
+                    [Value::U32(claim), Value::F32(claim as f32), Value::U32s(vec![claim; 2])]
+                {
+                    let fields = file.fields.clone();
+                    let mut mutant = File { fields, tensors: file.tensors.clone(), ..file };
+                    mutant.fields[index].1 = value;
+                    attempts += 1;
+                    let Ok(checkpoint) = open(mutant.bytes()) else { continue };
+                    let Ok(spec) = model::arch::spec(&checkpoint) else { continue };
+                    models += 1;
+                    assert!(spec.resident_bytes() < 1 << 30);
+                }
+            }
+        }
+    }
+    assert!((attempts / 20..attempts).contains(&models), "{models} of {attempts}");
 }

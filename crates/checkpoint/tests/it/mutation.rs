@@ -171,14 +171,14 @@ fn mutated_gguf_files_never_panic() {
     }
     let mut state = 0x2545_f491_4f6c_dd1d;
     let mut opened = 0;
-    for round in 0..4500 {
+    for round in 0..3600 {
         let mut file = originals[round % originals.len()].clone();
         let header = gguf::header_bytes(&file);
         mutate_numbers(&mut file, header, &mut state);
         opened += u32::from(gguf::open(&file).is_ok());
         exercise::gguf(&file);
     }
-    assert!((450..4050).contains(&opened), "{opened} of 4500 opened");
+    assert!((360..3240).contains(&opened), "{opened} of 3600 opened");
 }
 
 #[test]

@@ -73,7 +73,7 @@ pub(crate) fn random_weight(rows: usize, cols: usize, encoding: Encoding, seed: 
         Encoding::Nvfp4 => {
             scales.extend((0..rows * cols / 16).map(|_| 0x20 + (random.next() % 32) as u8));
         }
-        Encoding::Dense(_) => {}
+        Encoding::Dense(_) | Encoding::Block(_) => {}
     }
     let matrix = Matrix::new(rows, cols, encoding, &codes, &scales, &biases).expect("consistent");
     Weight::from_parts(matrix, &crate::HostStore).expect("memory")
@@ -121,6 +121,7 @@ pub(crate) fn value(w: &Matrix<'_>, row: usize, col: usize) -> f64 {
             e4m3(code(8)) * 2f64.powi(w.scales[(row * w.cols + col) / 32] as i32 - 127)
         }
         Encoding::Nvfp4 => e2m1(code(4)) * e4m3(w.scales[(row * w.cols + col) / 16]),
+        Encoding::Block(format) => unreachable!("no kernel for {format}"),
     }
 }
 
