@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use grammar::{Allowance, Constraint, ConstraintError, GrammarError, Grammars};
-use text::{AnswerDecoder, ChatRequest, ModelText, Prompt};
+use text::{AnswerDecoder, ChatRequest, ModelText, Prompt, VocabularyFiles};
 
 pub use answer_request::{AnswerRequest, Input, SamplingOverrides, random};
 pub use reader::{
@@ -28,7 +28,7 @@ pub fn open_text(checkpoint: &Checkpoint) -> Result<ModelText> {
     let Some(metadata) = checkpoint.gguf() else {
         return ModelText::open(|name| checkpoint.read_file(name).map_err(Error::from));
     };
-    let (mut files, warnings) = vocabulary::of(metadata)?.files()?;
+    let VocabularyFiles { mut files, warnings } = vocabulary::of(metadata)?.files()?;
     for warning in warnings {
         tracing::warn!("{}: {warning}", metadata.path().display());
     }

@@ -187,7 +187,12 @@ fn described(spec: &DecoderSpec) -> String {
                 }
             }
             MixerSpec::Delta(d) => {
-                write!(text, "\ndelta {}/{} of {}", d.key_heads, d.value_heads, d.key_dim).unwrap();
+                write!(
+                    text,
+                    "\ndelta {}/{} of {}",
+                    d.shape.key_heads, d.shape.value_heads, d.shape.key_dim
+                )
+                .unwrap();
             }
         }
         match &layer.feed_forward {

@@ -34,5 +34,5 @@ pub use source::TemplateFiles;
 pub use stop::{StopFilter, Stopped, eos_ids};
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
-pub use vocabulary::Vocabulary;
+pub use vocabulary::{Vocabulary, VocabularyFiles};
 pub use weight::{Weight, of_value as weight_of};

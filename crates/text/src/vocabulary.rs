@@ -49,6 +49,15 @@ pub struct Vocabulary {
     pub named_templates: Vec<(String, String)>,
 }
 
+/// The files of a model that a [`Vocabulary`] amounts to.
+#[derive(Clone, Debug, Default)]
+pub struct VocabularyFiles {
+    /// Contents by name.
+    pub files: BTreeMap<&'static str, Vec<u8>>,
+    /// What had to be guessed.
+    pub warnings: Vec<String>,
+}
+
 /// What a token is, by the file's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -67,9 +76,8 @@ enum Kind {
 const MODELS: [&str; 3] = ["gpt2", "llama", "gemma4"];
 
 impl Vocabulary {
-    /// The files that say the same: tokenizer.json, tokenizer_config.json and generation_config.json. What had to be
-    /// guessed is said in the warnings.
-    pub fn files(&self) -> Result<(BTreeMap<&'static str, Vec<u8>>, Vec<String>)> {
+    /// The files that say the same: tokenizer.json, tokenizer_config.json and generation_config.json.
+    pub fn files(&self) -> Result<VocabularyFiles> {
         let mut warnings = Vec::new();
         let tokenizer = self.tokenizer(&mut warnings)?;
         let ends = ends::of(self);
@@ -82,7 +90,7 @@ impl Vocabulary {
             ("tokenizer_config.json", self.config().to_string().into_bytes()),
             ("generation_config.json", generation.to_string().into_bytes()),
         ]);
-        Ok((files, warnings))
+        Ok(VocabularyFiles { files, warnings })
     }
 
     fn kind(&self, id: usize) -> Kind {

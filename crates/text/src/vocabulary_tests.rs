@@ -43,7 +43,7 @@ fn listed_pebble() -> Vocabulary {
 }
 
 fn tokenizer(vocabulary: &Vocabulary) -> Tokenizer {
-    let (files, _) = vocabulary.files().expect("files");
+    let VocabularyFiles { files, .. } = vocabulary.files().expect("files");
     Tokenizer::from_bytes(&files["tokenizer.json"]).expect("a tokenizer")
 }
 
@@ -78,7 +78,7 @@ fn a_listed_vocabulary_is_the_tokenizer_that_it_was_made_from() {
 
 #[test]
 fn the_files_make_a_model_of_text() {
-    let (files, warnings) = listed_pebble().files().expect("files");
+    let VocabularyFiles { files, warnings } = listed_pebble().files().expect("files");
     assert!(warnings.is_empty());
     let text = ModelText::open(|name| Ok::<_, Error>(files.get(name).cloned())).expect("a text");
     let own = ModelText::open(|name| Ok::<_, Error>(pebble_file(name))).expect("a text");
@@ -93,7 +93,7 @@ fn what_is_missing_is_guessed_with_a_warning_or_refused() {
         architecture: architecture.to_owned(),
         ..listed_pebble()
     };
-    let (_, warnings) = unnamed("qwen3moe").files().expect("files");
+    let VocabularyFiles { warnings, .. } = unnamed("qwen3moe").files().expect("files");
     assert!(matches!(&warnings[..], [warning] if warning.contains("`qwen2`")), "{warnings:?}");
     let error = unnamed("starlight").files().expect_err("nothing to guess from").to_string();
     assert!(error.contains("`starlight`"), "{error}");
