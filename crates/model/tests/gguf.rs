@@ -11,7 +11,8 @@
 use std::fmt::Write;
 
 use checkpoint::Checkpoint;
-use checkpoint::gguf::{Declaration, GgufWriter, Value};
+use checkpoint::gguf::{Declaration, GgufWriter, HeadOrder, Rate, RotaryPairs, Value};
+use compute::RopePairs;
 use format::{BlockFormat, Dtype};
 use model::{DecoderSpec, FeedForwardSpec, HeadSpec, KeyValueSpec, MixerSpec};
 
@@ -135,7 +136,11 @@ impl File {
         for tensor in &self.tensors {
             let shape: Vec<usize> = tensor.dimensions.iter().rev().map(|&d| d as usize).collect();
             let bytes = tensor.dtype.tensor_bytes(&shape).expect("a size");
-            writer.write(&tensor.name, &vec![0; bytes as usize]).expect("bytes");
+            let values = match tensor.name.as_str() {
+                "rope_freqs.weight" => 1f32.to_le_bytes().repeat(bytes as usize / 4),
+                _ => vec![0; bytes as usize],
+            };
+            writer.write(&tensor.name, &values).expect("bytes");
         }
         writer.finish().expect("a file")
     }
@@ -147,7 +152,29 @@ impl File {
         assert_eq!(warnings, <[String; 0]>::default());
         let spec = model::arch::spec(&checkpoint).expect("a model");
         assert_eq!(described(&spec), expect);
+        acts_on_the_conversion(&checkpoint, &spec);
         (checkpoint, spec)
+    }
+}
+
+/// Every layer has what its converter changed.
+#[track_caller]
+fn acts_on_the_conversion(checkpoint: &Checkpoint, spec: &DecoderSpec) {
+    let conversion = checkpoint.conversion();
+    assert!(conversion.norms_are_multipliers);
+    let pairs = match conversion.rotary_pairs {
+        RotaryPairs::Halves => RopePairs::Halves,
+        RotaryPairs::Neighbours => RopePairs::Interleaved,
+    };
+    for layer in &spec.layers {
+        assert_eq!((layer.input_norm.plus, layer.post_norm.plus), (0.0, 0.0));
+        match &layer.mixer {
+            MixerSpec::Attention(attention) => assert_eq!(attention.rope.pairs, pairs),
+            MixerSpec::Delta(delta) => {
+                assert_eq!(delta.shape.is_tiled, conversion.value_heads == HeadOrder::Tiled);
+                assert_eq!(delta.holds_rate, conversion.rate == Rate::Negative);
+            }
+        }
     }
 }
 
