@@ -199,7 +199,7 @@ impl Invocation {
     pub(crate) fn plan_conversation(&self, model: &OpenModel) -> Result<Pair> {
         if model
             .spec
-            .layout(compute::memory::KvFormat::F16)
+            .layout(&model::in_format(compute::memory::KvFormat::F16))
             .map_err(runtime::Error::from)?
             .is_rewindable()
         {

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use compute::memory::{KvFormat, PageId};
+use compute::memory::{ArenaShape, KvFormat, PageId};
 use compute::{AttentionShape, CpuBackend, HostStore, KvRun, PageTable, Step, Store};
 
 fn main() {
@@ -25,11 +25,11 @@ fn main() {
         page / 64
     );
     let most = 65_536;
-    let mut arenas = [HostStore.kv(&pages, most / 64).expect("memory")];
+    let mut arenas = [HostStore.kv(&ArenaShape::of(pages), most / 64).expect("memory")];
     let wave = |i: usize| (i * 7919 % 1000) as f32 / 500.0 - 1.0;
     let row: Vec<f32> = (0..kv_heads * head_dim).map(wave).collect();
     for position in 0..most {
-        arenas[0].write(PageId((position / 64) as u32), position % 64, &[&row, &row]);
+        arenas[0].write(0, PageId((position / 64) as u32), position % 64, &[&row, &row]);
     }
     let q: Vec<f32> = (0..heads * head_dim).map(wave).collect();
     let pages: Vec<PageId> = (0..most / 64).map(|page| PageId(page as u32)).collect();
@@ -40,12 +40,12 @@ fn main() {
             let mut backend = CpuBackend::new(isa, threads, 1 << 20).expect("backend");
             let mut step = backend.begin();
             let q = step.upload(&q, heads * head_dim);
-            let table = PageTable { arena: 0, pages: &pages, first_block: 0 };
-            let run = KvRun { row: 0, count: 1, position: first, pages: table, selected: None };
+            let table = PageTable { arena: 0, shape: 0, pages: &pages, first_block: 0 };
+            let run = KvRun { row: 0, count: 1, position: first, pages: table, recent: None };
             let start = Instant::now();
             for _ in 0..count {
                 let mark = step.mark();
-                std::hint::black_box(step.attend(q, &mut arenas, &[run], &shape, None));
+                std::hint::black_box(step.attend(q, &mut arenas, &[run], &shape, None, None));
                 step.release(mark);
             }
             best = best.min(start.elapsed().as_secs_f64() / count as f64);

@@ -28,9 +28,9 @@ pub use kept::{Features, Tape};
 #[cfg(feature = "recording")]
 pub use recording::RecordingBackend;
 pub use step::{
-    Activation, AttentionShape, DeltaShape, ExpertGroups, Fence, KvRun, Linear, Mark, PageTable,
-    RouterShape, Routing, RowFailure, RowLogits, RowSource, Score, SharedExpert, StateRun, Step,
-    Tensor,
+    Activation, AttentionShape, DeltaShape, ExpertGroups, Fence, HeadRows, KvRun, Linear, Mark,
+    PageTable, RecentPages, RouterShape, Routing, RowFailure, RowLogits, RowSource, Score,
+    Selection, SharedExpert, StateRun, Step, Tensor,
 };
 pub use store::{HostStore, Region, Slab, Store, Vector, weight_memory};
 pub use tally::{Tallied, Tally, Union};

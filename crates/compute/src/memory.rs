@@ -18,8 +18,10 @@ use machine::Result;
 use machine::pages::Pages;
 
 pub use arena::{KvArena, RecurrentArena};
-pub use pages::{BLOCK, KvFormat, PageId, PageShape, Plane, PlaneOrder};
-pub(crate) use pages::{PANEL, PageMemory, PlaneBlock, panel_width};
+pub use pages::{
+    ArenaShape, BLOCK, KvCode, KvFormat, MOST_CHUNK_PAGES, PageId, PageShape, Plane, PlaneOrder,
+};
+pub(crate) use pages::{PANEL, PageMemory, PlaneBlock, ShapedPages, panel_width};
 
 /// Slots of a [`RecurrentArena`] start on a cache line.
 const SLOT_ALIGN_FLOATS: usize = 16;

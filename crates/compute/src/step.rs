@@ -44,6 +44,13 @@ pub struct Routing {
     pub(crate) experts_per_row: usize,
 }
 
+/// The blocks chosen for each row and head of keys. Model code hands it on and cannot look inside.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection {
+    pub(crate) rows: usize,
+    pub(crate) kv_heads: usize,
+}
+
 /// A weight with its optional bias.
 #[derive(Clone, Debug)]
 pub struct Linear {
@@ -58,6 +65,19 @@ impl Linear {
     pub fn bytes(&self) -> usize {
         self.weight.bytes() + self.bias.as_ref().map_or(0, Vector::bytes)
     }
+}
+
+/// Rows of a weight that belong to heads: those of head `h` are `count` from row `h * stride + first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadRows {
+    /// How many heads there are.
+    pub heads: usize,
+    /// From the rows of one head to those of the next.
+    pub stride: usize,
+    /// The first row of a head.
+    pub first: usize,
+    /// Rows of a head.
+    pub count: usize,
 }
 
 /// A table whose rows are brought when they are wanted.
@@ -83,8 +103,20 @@ pub struct KvRun<'a> {
     pub position: usize,
     /// Where its keys and values are.
     pub pages: PageTable<'a>,
-    /// The blocks that its rows look at, in ascending order; all that they may see if `None`.
-    pub selected: Option<&'a [u32]>,
+    /// Where the newest of them are once more.
+    pub recent: Option<RecentPages<'a>>,
+}
+
+/// Pages with the newest positions of a sequence, which it keeps in other pages too: there perhaps compressed.
+///
+/// A row looks here for the blocks that hold any of the last `positions` keys it sees, and to the other pages for earlier
+/// ones. So what a row looks at follows from its own position alone.
+#[derive(Clone, Copy, Debug)]
+pub struct RecentPages<'a> {
+    /// Where they are.
+    pub pages: PageTable<'a>,
+    /// Keys that a row finds here at least, its own included.
+    pub positions: usize,
 }
 
 /// Pages of one sequence in one layer.
@@ -92,6 +124,8 @@ pub struct KvRun<'a> {
 pub struct PageTable<'a> {
     /// Index of the arena that they are in.
     pub arena: usize,
+    /// Which of the arena's shapes they have.
+    pub shape: usize,
     /// Page `i` holds block `first_block + i` of 64 positions.
     pub pages: &'a [PageId],
     /// Not zero where a window has left the oldest pages behind.
@@ -324,6 +358,8 @@ pub trait Step {
     fn rope(&mut self, x: Tensor, head_dim: usize, rope: &Rope, positions: &[u32]);
     /// `x · wᵀ + bias` for several weights at once.
     fn matmul(&mut self, x: Tensor, weights: &[&Linear]) -> Vec<Tensor>;
+    /// For each head `x · w`, where `w` is the head's rows of the weight: [rows, heads · columns of the weight].
+    fn matmul_transposed(&mut self, x: Tensor, weight: &Weight, heads: &HeadRows) -> Tensor;
     /// `into += x`
     fn add(&mut self, into: Tensor, x: Tensor);
     /// `x *= factor`
@@ -337,16 +373,28 @@ pub trait Step {
     /// `x ⊙ sigmoid(gate)`
     fn sigmoid_gate(&mut self, x: Tensor, gate: Tensor) -> Tensor;
     /// Appends rows to the sequences' pages, a tensor for each plane of the layer, and looks at none of them. Positions
-    /// before a run's first page are left out.
+    /// before a table's first page are left out.
     fn store(&mut self, planes: &[Tensor], arenas: &mut [KvArena], runs: &[KvRun<'_>]);
-    /// Attends over what is in the sequences' pages, the rows' own keys and values included. `sinks` has a logit for each
-    /// head that takes part in the softmax and adds nothing.
+    /// Chooses at most `most` blocks of 64 positions for each row and head of keys: those with the largest scores, of equal
+    /// ones the earlier; the row's own block always. `scores` has, for each head, a column for each block from the first;
+    /// a row chooses among the blocks up to its own.
+    fn choose_blocks(
+        &mut self,
+        scores: Tensor,
+        positions: &[u32],
+        kv_heads: usize,
+        most: usize,
+    ) -> Selection;
+    /// Attends over what is in the sequences' pages, the rows' own keys and values included: over all that a row sees, or
+    /// of that the blocks of the last selection. `sinks` has a logit for each head that takes part in the softmax and adds
+    /// nothing.
     fn attend(
         &mut self,
         q: Tensor,
         arenas: &mut [KvArena],
         runs: &[KvRun<'_>],
         shape: &AttentionShape,
+        selection: Option<Selection>,
         sinks: Option<&Vector>,
     ) -> Tensor;
     /// Convolution, gates and the delta rule: `qkv` [rows, channels], `a` and `b` [rows, value heads].

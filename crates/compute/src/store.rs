@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use machine::pages::Pages;
 
-use crate::memory::{KvArena, PageShape, RecurrentArena};
+use crate::memory::{ArenaShape, KvArena, RecurrentArena};
 #[cfg(feature = "recording")]
 use crate::recording::Locked;
 use crate::{Error, Result, Tape};
@@ -19,8 +19,8 @@ pub trait Store: Send + Sync {
     fn region(&self, filled: Pages) -> Result<Region>;
     /// Takes over values.
     fn vector(&self, values: Vec<f32>) -> Vector;
-    /// Room for pages of one shape. Nothing of it is resident until it is written.
-    fn kv(&self, shape: &PageShape, page_count: usize) -> machine::Result<KvArena>;
+    /// Room for chunks of pages. Nothing of it is resident until it is written.
+    fn kv(&self, shape: &ArenaShape, chunk_count: usize) -> machine::Result<KvArena>;
     /// Room for recurrent states of one size, all zeros.
     fn recurrent(&self, slot_floats: usize, slot_count: usize) -> machine::Result<RecurrentArena>;
     /// An empty tape.
@@ -42,8 +42,8 @@ impl Store for HostStore {
         Vector::host(values)
     }
 
-    fn kv(&self, shape: &PageShape, page_count: usize) -> machine::Result<KvArena> {
-        KvArena::new(shape.clone(), page_count)
+    fn kv(&self, shape: &ArenaShape, chunk_count: usize) -> machine::Result<KvArena> {
+        KvArena::new(shape.clone(), chunk_count)
     }
 
     fn recurrent(&self, slot_floats: usize, slot_count: usize) -> machine::Result<RecurrentArena> {

@@ -106,7 +106,7 @@ impl Queue {
     fn reach(&self, job: &Job, pool: &Pool) -> usize {
         let (tokens, most) = (&job.tokens, job.most_cached());
         let active = self.active.iter().map(|active| active.reach(tokens, most));
-        active.max().unwrap_or(0).max(pool.cache.reach(tokens, most))
+        active.max().unwrap_or(0).max(pool.cache.reach(pool.code(), tokens, most))
     }
 
     /// Gives a waiting request a sequence, unless the pool has no room for it now.
@@ -162,13 +162,13 @@ impl Queue {
         let reaches = self.active.iter().map(|active| active.reach(tokens, most));
         let active = reaches.enumerate().max_by_key(|reach| reach.1);
         if let Some((other, reach)) = active
-            && reach > pool.cache.reach(tokens, most)
+            && reach > pool.cache.reach(pool.code(), tokens, most)
         {
             let mut sequence = self.active[other].sequence.fork();
             sequence.truncate(reach)?;
             return Ok(sequence);
         }
-        match pool.cache.find(tokens, most) {
+        match pool.cache.find(pool.code(), tokens, most) {
             Some(sequence) => Ok(sequence),
             None => pool.sequence(),
         }
@@ -188,7 +188,8 @@ impl Queue {
             stops.push((job.prompt_len, Worth::Turn));
         }
         let active = self.active.iter().map(|other| common_prefix(&other.job.tokens, &job.tokens));
-        let common = active.max().unwrap_or(0).max(pool.cache.longest_common(&job.tokens));
+        let common =
+            active.max().unwrap_or(0).max(pool.cache.longest_common(pool.code(), &job.tokens));
         let divergence = common.min(job.most_cached()) / BLOCK * BLOCK;
         if divergence > cached {
             stops.push((divergence, Worth::Turn));

@@ -5,7 +5,7 @@
 use compute::memory::BLOCK;
 use runtime::Runner;
 use speculation::{AnswerId, Drafter};
-use state::{CacheLimits, PrefixCache, Sequence, Worth};
+use state::{CacheLimits, CodeId, PrefixCache, Sequence, Worth};
 
 use crate::job::{Active, Job};
 
@@ -60,6 +60,11 @@ impl Pool {
     pub(crate) fn rest_drafter(&mut self, rests: bool) {
         self.drafter_rests = rests;
         self.runner.rest_head(rests);
+    }
+
+    /// How sequences keep keys and values.
+    pub(crate) fn code(&self) -> CodeId {
+        self.runner.memory().code()
     }
 
     /// A new, empty sequence.

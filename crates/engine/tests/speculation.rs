@@ -508,7 +508,7 @@ fn the_context_can_be_filled_to_the_last_place() {
 fn recurrent_bits(runner: &Runner, sequence: &Sequence) -> Vec<u32> {
     let mut bits = Vec::new();
     for (layer, state) in sequence.layers().iter().enumerate() {
-        if matches!(state, state::LayerState::Recurrent(_)) {
+        if state.slot().is_some() {
             let (arena, slot) = sequence.recurrent(layer);
             let floats = runner.memory().recurrent(arena).slot(slot);
             bits.extend(floats.iter().map(|value| value.to_bits()));

@@ -15,6 +15,7 @@ use crate::load::{Caching, Loader, Progress};
 use crate::pass::Pass;
 use crate::spec::{DecoderSpec, LayerSpec, MixerSpec};
 
+use crate::residual::Residual;
 pub(crate) use attention::Attention;
 use delta::DeltaNet;
 pub(crate) use feed_forward::FeedForward;
@@ -89,18 +90,19 @@ impl Decoder {
     pub fn forward(&self, pass: &mut Pass<'_>) -> Output {
         let batch = pass.batch;
         let mut taps = Vec::new();
-        let h = self.embed(pass.step, &batch.tokens);
+        let embedded = self.embed(pass.step, &batch.tokens);
         let per_layer = self.per_layer.as_ref();
-        let per_layer = per_layer.map(|p| p.rows(pass.step, &batch.tokens, h));
+        let per_layer = per_layer.map(|p| p.rows(pass.step, &batch.tokens, embedded));
+        let h = Residual::start(embedded);
         for (index, layer) in self.layers.iter().enumerate() {
             layer.forward(pass, h, index, per_layer);
             if batch.taps.contains(&index) {
                 let rows: Vec<usize> = (0..batch.tokens.len()).collect();
-                taps.push(pass.step.select(h, &rows));
+                taps.push(h.select(pass.step, &rows).raw());
             }
         }
         let step = &mut *pass.step;
-        let hidden = batch.hidden.then(|| step.norm(h, &self.norm));
+        let hidden = batch.hidden.then(|| h.end(step, &self.norm));
         let rows = batch.logit_rows();
         if rows.is_empty() {
             return Output { logits: None, taps, hidden };
@@ -108,8 +110,8 @@ impl Decoder {
         let h = match hidden {
             Some(hidden) => step.select(hidden, &rows),
             None => {
-                let h = step.select(h, &rows);
-                step.norm(h, &self.norm)
+                let h = h.select(step, &rows);
+                h.end(step, &self.norm)
             }
         };
         Output { logits: Some(self.logits(step, h)), taps, hidden }
@@ -153,7 +155,7 @@ impl Decoder {
 
 impl Layer {
     /// The layer on the stream `h`; `rows` are those of the per-layer embeddings.
-    fn forward(&self, pass: &mut Pass<'_>, h: Tensor, index: usize, rows: Option<Rows>) {
+    fn forward(&self, pass: &mut Pass<'_>, h: Residual, index: usize, rows: Option<Rows>) {
         if let (Some(bank), FeedForward::Moe(moe)) = (pass.bank, &self.feed_forward)
             && bank.looks_ahead()
         {
@@ -163,28 +165,28 @@ impl Layer {
             self.output_norms.as_ref().map_or([None; 2], |norms| norms.each_ref().map(Some));
         // What happened before, in attention or recurrent state.
         let mark = pass.step.mark();
-        let x = pass.step.norm(h, &self.input_norm);
+        let x = h.enter(pass.step, &self.input_norm);
         let y = match &self.mixer {
             Mixer::Attention(attention) => attention.forward(pass, x, index),
             Mixer::Delta(delta) => delta.forward(pass, x, index),
         };
-        join(pass.step, h, y, mixer_norm);
+        h.join(pass.step, y, mixer_norm);
         pass.step.release(mark);
         // What each token makes of it.
         let mark = pass.step.mark();
-        let x = pass.step.norm(h, &self.post_norm);
+        let x = h.enter(pass.step, &self.post_norm);
         let y = self.feed_forward.forward(pass, h, x, index);
-        join(pass.step, h, y, feed_forward_norm);
+        h.join(pass.step, y, feed_forward_norm);
         pass.step.release(mark);
         // What the token itself has to say to this layer.
         if let (Some(input), Some(rows)) = (&self.per_layer, rows) {
             let mark = pass.step.mark();
             let y = input.forward(pass.step, h, rows, index);
-            pass.step.add(h, y);
+            h.join(pass.step, y, None);
             pass.step.release(mark);
         }
         if let Some(scalar) = self.scalar {
-            pass.step.scale(h, scalar);
+            h.scale(pass.step, scalar);
         }
     }
 
@@ -217,12 +219,4 @@ impl Mixer {
             MixerSpec::Delta(d) => Ok(Mixer::Delta(Box::new(DeltaNet::load(loader, d)?))),
         }
     }
-}
-
-/// Adds what one half of a layer gives to the stream.
-fn join(step: &mut dyn Step, h: Tensor, y: Tensor, norm: Option<&Norm>) {
-    if let Some(norm) = norm {
-        step.head_norm(y, norm);
-    }
-    step.add(h, y);
 }

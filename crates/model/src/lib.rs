@@ -15,6 +15,7 @@ mod head;
 mod limits;
 mod load;
 mod pass;
+mod residual;
 mod rope;
 mod spec;
 mod tensors;
@@ -30,6 +31,6 @@ pub use pass::Pass;
 pub use spec::{
     AttentionSpec, DecoderSpec, DeltaSpec, DenseSpec, FeedForwardSpec, KeyValueSpec, LayerSpec,
     LinearSpec, MixerSpec, MoeSpec, OutputNorms, ParallelDenseSpec, PerLayerInputSpec,
-    PerLayerSpec, SharedSpec, VectorSpec,
+    PerLayerSpec, SharedSpec, VectorSpec, in_format,
 };
 pub use tensors::Tensors;

@@ -35,7 +35,7 @@ impl<'a> Pass<'a> {
             count: segment.count,
             position: batch.positions[segment.row] as usize,
             pages: sequences[segment.sequence].kv(layer),
-            selected: None,
+            recent: sequences[segment.sequence].recent(layer),
         };
         let runs = batch.segments.iter().map(run).collect();
         (self.step, self.memory.kv_mut(), runs)

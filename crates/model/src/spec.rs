@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use checkpoint::{ExpertLayout, LinearSlice, Projection, Tensor};
-use compute::memory::KvFormat;
+use compute::memory::{KvCode, KvFormat};
 use compute::{Activation, AttentionShape, Rope, RouterShape};
-use state::{LayerKind, Layout};
+use state::{LayerKind, LayerPages, Layout, PageGroup};
 
-use crate::Result;
+use crate::{Result, residual};
 
 use format::Encoding;
 
@@ -334,13 +334,14 @@ impl DecoderSpec {
         }
     }
 
-    /// What a sequence remembers, layer by layer, with keys and values in this format.
-    pub fn layout(&self, format: KvFormat) -> Result<Layout> {
-        let kind = |layer: &LayerSpec| match &layer.mixer {
-            MixerSpec::Attention(a) => a.layer_kind(format),
-            MixerSpec::Delta(d) => LayerKind::Recurrent { floats: d.state_floats() },
+    /// What a sequence remembers, layer by layer. `codes` says of each layer how it keeps keys and values: one way for
+    /// each code that sequences may have.
+    pub fn layout(&self, codes: &dyn Fn(usize) -> Vec<KvCode>) -> Result<Layout> {
+        let kind = |(index, layer): (usize, &LayerSpec)| match &layer.mixer {
+            MixerSpec::Attention(a) => a.layer_kind(&codes(index)),
+            MixerSpec::Delta(d) => LayerKind::recurrent(d.state_floats()),
         };
-        Ok(Layout::new(self.layers.iter().map(kind).collect())?)
+        Ok(Layout::new(self.layers.iter().enumerate().map(kind).collect())?)
     }
 
     /// The layers with routed experts.
@@ -412,7 +413,7 @@ impl DecoderSpec {
         let embedding = self.per_layer.as_ref().map_or(0, |p| p.projection.rows());
         let widest = self.layers.iter().map(layer).max().unwrap_or(0).max(embedding);
         // Besides: the stream itself, the normed input and the output; each tensor starts on a line.
-        embedding + widest + 3 * self.hidden + 16 * 16
+        embedding + widest + residual::width(self.hidden) + 2 * self.hidden + 16 * 16
     }
 
     /// Bytes of quantised copies of the activations that one row needs at most.
@@ -524,13 +525,17 @@ impl LayerSpec {
 
 impl AttentionSpec {
     /// What the layer keeps of a sequence.
-    pub(crate) fn layer_kind(&self, format: KvFormat) -> LayerKind {
-        match self.kv {
-            KeyValueSpec::Own { .. } => {
-                LayerKind::Kv { pages: self.shape.pages(format), window: self.shape.window }
-            }
-            KeyValueSpec::Shared { layer } => LayerKind::Shared(layer),
+    pub(crate) fn layer_kind(&self, codes: &[KvCode]) -> LayerKind {
+        if let KeyValueSpec::Shared { layer } = self.kv {
+            return LayerKind::Shared(layer);
         }
+        let group = |format, window| PageGroup { pages: self.shape.pages(format), window, rate: 1 };
+        let pages = codes.iter().map(|code| LayerPages {
+            keys: group(code.all, self.shape.window),
+            recent: code.recent.map(|(positions, format)| group(format, Some(positions))),
+            others: Vec::new(),
+        });
+        LayerKind::Own { pages: pages.collect(), floats: 0 }
     }
 }
 
@@ -565,6 +570,11 @@ impl PerLayerSpec {
     fn every_token(&self) -> u64 {
         self.projection.bytes() + vector(&self.norm)
     }
+}
+
+/// Every layer keeps keys and values once, in this format.
+pub fn in_format(format: KvFormat) -> impl Fn(usize) -> Vec<KvCode> {
+    move |_| vec![KvCode::plain(format)]
 }
 
 /// Vectors are kept as f32.

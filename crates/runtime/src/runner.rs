@@ -6,7 +6,9 @@ use checkpoint::Checkpoint;
 use compute::{Backend, ExpertBank, Features, ResidentBank, Tape};
 use experts::reader::Method;
 use experts::{Device, StreamedBank};
-use model::{Batch, Caching, Decoder, DecoderSpec, Head, Logits, Pass, Progress, SegmentKind};
+use model::{
+    Batch, Caching, Decoder, DecoderSpec, Head, Logits, Pass, Progress, SegmentKind, in_format,
+};
 use state::{Capacity, Layout, Memory, Sequence};
 
 use crate::pass::{self, Reader};
@@ -350,8 +352,8 @@ pub(crate) fn capacity(options: &Options) -> Capacity {
 /// What a sequence remembers: the model's layers, then those of a draft head.
 pub(crate) fn layout(spec: &DecoderSpec, options: &Options) -> Result<Layout> {
     Ok(match &options.head {
-        Some(head) => head.spec.layout(spec, options.kv)?,
-        None => spec.layout(options.kv)?,
+        Some(head) => head.spec.layout(spec, &in_format(options.kv))?,
+        None => spec.layout(&in_format(options.kv))?,
     })
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use checkpoint::Checkpoint;
 use checkpoint::write::{Declaration, SafetensorsWriter};
 use compute::memory::KvFormat;
-use model::DecoderSpec;
+use model::{DecoderSpec, in_format};
 use runtime::{Options, Plan, PlanRequest, Runner, Streaming};
 
 use format::Dtype;
@@ -302,7 +302,7 @@ fn a_server_shares_its_positions() {
         let most = plan(&spec, &serving(u64::MAX, 2048));
         assert_eq!(most.options.pool_positions(), 8 * 2048);
         // What cannot be rewound has checkpoints.
-        let is_rewindable = spec.layout(KvFormat::F16).expect("layout").is_rewindable();
+        let is_rewindable = spec.layout(&in_format(KvFormat::F16)).expect("layout").is_rewindable();
         assert_eq!(is_rewindable, model.contains("llama"));
         assert_eq!(most.options.checkpoints, if is_rewindable { 0 } else { 64 });
         assert_eq!(row(&most, "prefix cache") > 0, !is_rewindable);
@@ -499,7 +499,7 @@ fn gemma_4_26b_a4b_takes_what_its_shape_says() {
         let spec = published_gemma(folder.path(), dense_bits);
         assert_eq!(giga(spec.expert_bytes()), 12.85);
         assert_eq!(giga(spec.resident_bytes()), resident);
-        let layout = spec.layout(KvFormat::F16).expect("layout");
+        let layout = spec.layout(&in_format(KvFormat::F16)).expect("layout");
         assert_eq!(layout.kv_bytes_per_token(), 20_480);
         assert_eq!(layout.window_bytes(), 209_715_200);
         let plan = plan(&spec, &PlanRequest { context: Some(32_768), ..request(24 << 30) });

@@ -12,7 +12,7 @@ use experts::reader::{Method, Queue};
 use experts::routing_log::{self, Header, LoggedVisit};
 use experts::simulate::{Policy, run};
 use experts::{Device, StreamedBank};
-use model::{Batch, Caching, Decoder, DecoderSpec, Logits, Pass, SegmentKind};
+use model::{Batch, Caching, Decoder, DecoderSpec, Logits, Pass, SegmentKind, in_format};
 use runtime::{Options, Plan, PlanRequest, Runner};
 use state::{Capacity, Memory, Sequence};
 
@@ -68,7 +68,7 @@ impl Dense {
             checkpoints: 0,
             step_tokens: compute::memory::BLOCK,
         };
-        let layout = self.spec.layout(self.options.kv).expect("layout");
+        let layout = self.spec.layout(&in_format(self.options.kv)).expect("layout");
         let mut memory = Memory::new(&layout, &capacity, &HostStore).expect("memory");
         let floats = 64 * (self.spec.activation_floats() + self.spec.vocab + 2 * self.spec.hidden);
         let mut backend = CpuBackend::new(self.options.isa, 2, floats + 4096).expect("backend");

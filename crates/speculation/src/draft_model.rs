@@ -39,7 +39,9 @@ impl DraftModel {
         if let Some(sequence) = self.answers.remove(&id) {
             return Ok(sequence);
         }
-        if let Some(sequence) = self.cache.find(tokens, tokens.len() - 1) {
+        if let Some(sequence) =
+            self.cache.find(self.runner.memory().code(), tokens, tokens.len() - 1)
+        {
             return Ok(sequence);
         }
         loop {
@@ -160,7 +162,7 @@ impl Source for DraftModel {
     fn offer(&mut self, id: AnswerId, tokens: &[u32], most: usize) -> Option<Offer> {
         let known = match self.answers.get(&id) {
             Some(sequence) => sequence.len(),
-            None => self.cache.reach(tokens, tokens.len() - 1),
+            None => self.cache.reach(self.runner.memory().code(), tokens, tokens.len() - 1),
         };
         let vocab = self.runner.spec().vocab;
         if tokens[known..].iter().any(|&token| token as usize >= vocab) {

@@ -18,7 +18,7 @@ mod prefix;
 mod sequence;
 
 pub use error::{Error, Result};
-pub use layout::{Capacity, LayerKind, Layout};
+pub use layout::{Capacity, CodeId, LayerKind, LayerPages, Layout, PageGroup};
 pub use memory::Memory;
 pub use prefix::{CacheLimits, PrefixCache, Worth, common_prefix};
 pub use sequence::{LayerState, Pages, Sequence, Slot};

@@ -8,64 +8,112 @@
 use std::sync::Arc;
 
 use compute::Store;
-use compute::memory::{KvArena, PageShape, RecurrentArena, slot_bytes};
+use compute::memory::{KvArena, RecurrentArena, slot_bytes};
 
-use crate::pool::{Lease, Pool};
+use crate::pool::{Lease, Pool, Shortage};
 use crate::sequence::Copy;
-use crate::{Capacity, Error, LayerKind, LayerState, Layout, Pages, Result, Sequence, Slot};
+use crate::{
+    Capacity, CodeId, Error, LayerKind, LayerState, Layout, PageGroup, Pages, Result, Sequence,
+    Slot,
+};
 
 /// All arenas of a model, sized once.
 #[derive(Debug)]
 pub struct Memory {
-    layers: Vec<Place>,
+    layers: Vec<LayerPlace>,
+    code: CodeId,
+    is_rewindable: bool,
     kv: Vec<KvArena>,
     /// The free pages of each KV arena.
     page_pools: Vec<Arc<Pool>>,
-    recurrent: Vec<Arena>,
+    recurrent: Vec<SlotPool>,
 }
 
 /// Where a layer keeps its state.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Kv { arena: usize, window: Option<usize> },
-    Recurrent { arena: usize },
+#[derive(Debug)]
+enum LayerPlace {
+    Own {
+        /// For each code, where its groups of pages are.
+        pages: Vec<PagesPlace>,
+        /// The arena of its recurrent state.
+        recurrent: Option<usize>,
+    },
     Shared(usize),
 }
 
 #[derive(Debug)]
-struct Arena {
+struct PagesPlace {
+    groups: Vec<GroupPlace>,
+    has_recent: bool,
+}
+
+/// Where the pages of a group are, and when they come and go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupPlace {
+    pub(crate) arena: usize,
+    pub(crate) shape: usize,
+    pub(crate) page_bytes: usize,
+    pub(crate) window: Option<usize>,
+    pub(crate) rate: usize,
+}
+
+#[derive(Debug)]
+struct SlotPool {
     bytes: RecurrentArena,
     pool: Arc<Pool>,
 }
 
+/// Pages that were taken, by arena and shape.
+type Taken = Vec<Vec<std::vec::IntoIter<Lease>>>;
+
 impl Memory {
-    /// Takes [`Layout::memory_bytes`] from a backend's memory: an arena for each distinct shape of pages and for each distinct
-    /// size of recurrent state.
+    /// Takes [`Layout::memory_bytes`] from a backend's memory: the arenas of its pages, and one for each distinct size of
+    /// recurrent state.
     pub fn new(layout: &Layout, capacity: &Capacity, store: &dyn Store) -> Result<Memory> {
-        let mut page_shapes: Vec<(&PageShape, usize)> = Vec::new(); // shape, pages
-        let mut recurrent_shapes: Vec<(usize, usize)> = Vec::new(); // floats, slots
-        let mut layers = Vec::with_capacity(layout.layers().len());
-        for kind in layout.layers() {
-            layers.push(match kind {
-                LayerKind::Kv { pages, window } => {
-                    let arena = add_shape(&mut page_shapes, pages, capacity.pages(*window));
-                    Place::Kv { arena, window: *window }
-                }
-                LayerKind::Recurrent { floats } => {
-                    let arena = add_shape(&mut recurrent_shapes, *floats, capacity.slots());
-                    Place::Recurrent { arena }
-                }
-                LayerKind::Shared(target) => Place::Shared(*target),
+        let arenas = layout.page_arenas(capacity);
+        let group_place = |group: &PageGroup| {
+            let shapes = arenas.iter().map(|(arena, _)| arena.shapes());
+            let mut places = shapes.enumerate().filter_map(|(arena, shapes)| {
+                let shape = shapes.iter().position(|shape| *shape == group.pages)?;
+                Some((arena, shape))
             });
-        }
+            let (arena, shape) = places.next().expect("an arena for each shape");
+            let page_bytes = group.pages.bytes();
+            GroupPlace { arena, shape, page_bytes, window: group.window, rate: group.rate }
+        };
+        let mut states: Vec<(usize, usize)> = Vec::new(); // floats, slots
+        let mut slots_of = |floats: usize| {
+            let index = states.iter().position(|state| state.0 == floats).unwrap_or_else(|| {
+                states.push((floats, 0));
+                states.len() - 1
+            });
+            states[index].1 = states[index].1.saturating_add(capacity.slots());
+            index
+        };
+        let layers = layout.layers().iter().map(|kind| match kind {
+            LayerKind::Own { pages, floats } => LayerPlace::Own {
+                pages: Vec::from_iter(pages.iter().map(|pages| PagesPlace {
+                    groups: pages.groups().map(group_place).collect(),
+                    has_recent: pages.recent.is_some(),
+                })),
+                recurrent: (*floats > 0).then(|| slots_of(*floats)),
+            },
+            LayerKind::Shared(target) => LayerPlace::Shared(*target),
+        });
+        let layers = layers.collect();
 
         let (mut kv, mut page_pools) = (Vec::new(), Vec::new());
-        for (shape, count) in page_shapes {
-            page_pools.push(Pool::new(id_count("KV pages", count)?));
-            kv.push(store.kv(shape, count).map_err(|source| {
-                let bytes = shape.bytes().saturating_mul(count);
+        for (shape, count) in arenas {
+            let sizes: Vec<usize> =
+                (0..shape.shapes().len()).map(|i| shape.chunk_pages(i)).collect();
+            let pages = count.saturating_mul(sizes.iter().copied().max().unwrap_or(1));
+            id_count("KV pages", pages)?;
+            let pool = Pool::new(sizes, id_count("KV pages", count)?);
+            kv.push(store.kv(&shape, count).map_err(|source| {
+                let bytes = shape.chunk_bytes().saturating_mul(count);
                 Error::Map { what: "KV pages", bytes, source: source.into() }
             })?);
+            page_pools.push(pool);
         }
         let map_recurrent = |&(floats, count): &(usize, usize)| {
             let capacity = id_count("recurrent slots", count)?;
@@ -73,38 +121,57 @@ impl Memory {
                 let bytes = slot_bytes(floats).saturating_mul(count);
                 Error::Map { what: "recurrent slots", bytes, source: source.into() }
             })?;
-            Ok(Arena { bytes, pool: Pool::new(capacity) })
+            Ok(SlotPool { bytes, pool: Pool::new(vec![1], capacity) })
         };
-        let recurrent = recurrent_shapes.iter().map(map_recurrent).collect::<Result<_>>()?;
-        Ok(Memory { layers, kv, page_pools, recurrent })
+        let recurrent = states.iter().map(map_recurrent).collect::<Result<_>>()?;
+        let (code, is_rewindable) = (layout.code(), layout.is_rewindable());
+        Ok(Memory { layers, code, is_rewindable, kv, page_pools, recurrent })
     }
 
     /// An empty sequence. It takes its recurrent slots, zeroed, and no pages yet.
     pub fn sequence(&mut self) -> Result<Sequence> {
+        self.sequence_of(self.code)
+    }
+
+    /// An empty sequence of some code.
+    ///
+    /// # Panics
+    /// If the layout has no such code.
+    pub fn sequence_of(&mut self, code: CodeId) -> Result<Sequence> {
         let mut slots = vec![0; self.recurrent.len()];
         for place in &self.layers {
-            if let Place::Recurrent { arena } = *place {
+            if let LayerPlace::Own { recurrent: Some(arena), .. } = *place {
                 slots[arena] += 1;
             }
         }
         let mut slots = self.take_slots(&slots)?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for place in &self.layers {
-            layers.push(match *place {
-                Place::Kv { arena, window } => {
-                    let page_bytes = self.kv[arena].page_bytes();
-                    LayerState::Kv(Pages::new(arena, page_bytes, window))
+            layers.push(match place {
+                LayerPlace::Own { pages, recurrent } => {
+                    let place = (!pages.is_empty()).then(|| &pages[code.0]);
+                    let groups = place.map_or(&[][..], |place| &place.groups);
+                    let slot = recurrent.map(|arena| {
+                        let bytes = &mut self.recurrent[arena].bytes;
+                        let slot = Slot::new(arena, bytes.slot_bytes(), &mut slots[arena]);
+                        bytes.clear(slot.id());
+                        slot
+                    });
+                    LayerState::Own {
+                        pages: groups.iter().map(|&place| Pages::new(place)).collect(),
+                        has_recent: place.is_some_and(|place| place.has_recent),
+                        slot,
+                    }
                 }
-                Place::Recurrent { arena } => {
-                    let bytes = &mut self.recurrent[arena].bytes;
-                    let slot = Slot::new(arena, bytes.slot_bytes(), &mut slots[arena]);
-                    bytes.clear(slot.id());
-                    LayerState::Recurrent(slot)
-                }
-                Place::Shared(target) => LayerState::Shared(target),
+                LayerPlace::Shared(target) => LayerState::Shared(*target),
             });
         }
-        Ok(Sequence { layers, len: 0, head_len: 0, prepared: 0 })
+        Ok(Sequence { layers, code, len: 0, head_len: 0, prepared: 0 })
+    }
+
+    /// The code of sequences that ask for none.
+    pub fn code(&self) -> CodeId {
+        self.code
     }
 
     /// Makes room for `count` more positions and makes everything they will write belong to this sequence alone.
@@ -122,24 +189,31 @@ impl Memory {
     /// Whether sequences could each grow by so many positions, `step` at a time, if no other sequence held any pages.
     /// (Recurrent slots are not looked at: a sequence never takes more of them.)
     pub fn can_hold(&self, sequences: &[(&Sequence, usize)], step: usize) -> bool {
-        let page_counts = self.kv.iter().map(KvArena::page_count);
-        let mut held: Vec<Vec<bool>> =
-            page_counts.clone().map(|page_count| vec![false; page_count]).collect();
-        let mut needed = vec![0usize; self.kv.len()];
+        // For each arena and shape: chunks that they hold pages in, pages of those, and pages that they will hold.
+        let mut needs: Vec<Vec<Need>> = Vec::new();
+        for pool in &self.page_pools {
+            let (chunks, _) = pool.chunks();
+            let need = |shape| Need { held: vec![0; chunks], needed: 0, size: pool.size(shape) };
+            needs.push((0..pool.kinds()).map(need).collect());
+        }
         for &(sequence, count) in sequences {
             let (len, end) = (sequence.len, sequence.len.saturating_add(count));
-            for pages in sequence.layers.iter().filter_map(LayerState::pages) {
+            for pages in sequence.layers.iter().flat_map(LayerState::pages) {
                 let table = pages.table();
-                needed[table.arena] += pages.growth(len, end, step);
+                let need = &mut needs[table.arena][table.shape];
+                need.needed = need.needed.saturating_add(pages.growth(len, end, step));
                 for page in table.pages {
                     // Those that several share count once.
-                    let held = &mut held[table.arena][page.0 as usize];
-                    needed[table.arena] += usize::from(!*held);
-                    *held = true;
+                    let (chunk, place) = (page.0 as usize / need.size, page.0 as usize % need.size);
+                    need.held[chunk] |= 1 << place;
                 }
             }
         }
-        needed.into_iter().zip(page_counts).all(|(needed, page_count)| needed <= page_count)
+        let fits = |(needs, pool): (&Vec<Need>, &Arc<Pool>)| {
+            let chunks = needs.iter().fold(0, |sum: usize, need| sum.saturating_add(need.chunks()));
+            chunks <= pool.chunks().0
+        };
+        needs.iter().zip(&self.page_pools).all(fits)
     }
 
     /// The bookkeeping of [`Memory::prepare`]: says which contents have to be copied.
@@ -152,26 +226,26 @@ impl Memory {
         }
         let (len, end) = (sequence.len, sequence.len.saturating_add(count));
 
-        let mut pages = vec![0; self.kv.len()];
+        let mut pages: Vec<Vec<usize>> =
+            self.page_pools.iter().map(|pool| vec![0; pool.kinds()]).collect();
         let mut slots = vec![0; self.recurrent.len()];
         for state in &sequence.layers {
-            match state {
-                LayerState::Kv(layer) => pages[layer.arena()] += layer.missing(len, end),
-                LayerState::Recurrent(slot) => slots[slot.arena()] += slot.missing(),
-                LayerState::Shared(_) => {}
+            for layer in state.pages() {
+                pages[layer.arena()][layer.shape()] += layer.missing(len, end);
             }
+            state.slot().into_iter().for_each(|slot| slots[slot.arena()] += slot.missing());
         }
         let mut pages = self.take_pages(&pages)?;
         let mut slots = self.take_slots(&slots)?;
 
         // Nothing can fail from here on.
         for state in &mut sequence.layers {
-            match state {
-                LayerState::Kv(layer) => {
-                    layer.grow(len, end, &mut pages[layer.arena()], &mut copies);
-                }
-                LayerState::Recurrent(slot) => slot.own(&mut slots[slot.arena()], &mut copies),
-                LayerState::Shared(_) => {}
+            for layer in state.pages_mut() {
+                let fresh = &mut pages[layer.arena()][layer.shape()];
+                layer.grow(len, end, fresh, &mut copies);
+            }
+            if let Some(slot) = state.slot_mut() {
+                slot.own(&mut slots[slot.arena()], &mut copies);
             }
         }
         sequence.prepared = count;
@@ -181,26 +255,26 @@ impl Memory {
     fn copy(&mut self, copies: &[Copy]) {
         for copy in copies {
             match *copy {
-                Copy::Page { arena, from, to } => self.kv[arena].copy_page(from, to),
+                Copy::Page { arena, shape, from, to } => self.kv[arena].copy_page(shape, from, to),
                 Copy::Slot { arena, from, to } => self.recurrent_mut(arena).copy(from, to),
             }
         }
     }
 
-    /// `counts[i]` pages of arena `i`, or none at all.
-    fn take_pages(&self, counts: &[usize]) -> Result<Vec<std::vec::IntoIter<Lease>>> {
-        let take = |(pool, &needed): (&Arc<Pool>, &usize)| {
-            let leases = pool.take(needed);
-            Ok(leases.map_err(|free| Error::OutOfPages { needed, free })?.into_iter())
+    /// `counts[i][k]` pages of shape `k` of arena `i`, or none at all.
+    fn take_pages(&self, counts: &[Vec<usize>]) -> Result<Taken> {
+        let take = |(pool, counts): (&Arc<Pool>, &Vec<usize>)| match pool.take(counts) {
+            Ok(leases) => Ok(leases.into_iter().map(Vec::into_iter).collect()),
+            Err(Shortage { wanted, free }) => Err(Error::OutOfPages { needed: wanted, free }),
         };
         self.page_pools.iter().zip(counts).map(take).collect()
     }
 
     /// `counts[i]` slots of arena `i`, or none at all.
     fn take_slots(&self, counts: &[usize]) -> Result<Vec<std::vec::IntoIter<Lease>>> {
-        let take = |(arena, &needed): (&Arena, &usize)| {
-            let leases = arena.pool.take(needed);
-            Ok(leases.map_err(|free| Error::OutOfSlots { needed, free })?.into_iter())
+        let take = |(arena, &count): (&SlotPool, &usize)| match arena.pool.take(&[count]) {
+            Ok(mut leases) => Ok(leases.remove(0).into_iter()),
+            Err(Shortage { wanted, free }) => Err(Error::OutOfSlots { needed: wanted, free }),
         };
         self.recurrent.iter().zip(counts).map(take).collect()
     }
@@ -232,59 +306,56 @@ impl Memory {
 
     /// [`Layout::is_rewindable`] of the layout it was made for.
     pub fn is_rewindable(&self) -> bool {
-        self.layers.iter().all(|place| match place {
-            Place::Kv { window, .. } => window.is_none(),
-            Place::Recurrent { .. } => false,
-            Place::Shared(_) => true,
-        })
+        self.is_rewindable
     }
 
-    /// Pages of a KV arena that are free.
-    pub fn free_pages(&self, arena: usize) -> usize {
-        self.page_pools[arena].free()
+    /// Pages of the first shape of a KV arena that are free.
+    #[cfg(test)]
+    pub(crate) fn free_pages(&self, arena: usize) -> usize {
+        self.page_pools[arena].free(0)
     }
 
     /// Slots of a recurrent arena that are free.
     #[cfg(test)]
     pub(crate) fn free_slots(&self, arena: usize) -> usize {
-        self.recurrent[arena].pool.free()
+        self.recurrent[arena].pool.free(0)
     }
 
-    /// Pages of all KV arenas, and how many of them are free.
+    /// Chunks of pages of all KV arenas, and how many of them are free: pages, where sequences have one code.
     pub fn pages(&self) -> (usize, usize) {
-        let all = self.kv.iter().map(KvArena::page_count).sum();
-        (all, self.page_pools.iter().map(|pool| pool.free()).sum())
+        let chunks = self.page_pools.iter().map(|pool| pool.chunks());
+        chunks.fold((0, 0), |(all, free), chunks| (all + chunks.0, free + chunks.1))
     }
 
     /// Recurrent states there is room for, each of all recurrent layers, and how many of them are free.
     pub fn states(&self) -> (usize, usize) {
         let mut layers = vec![0usize; self.recurrent.len()];
         for place in &self.layers {
-            if let Place::Recurrent { arena } = *place {
+            if let LayerPlace::Own { recurrent: Some(arena), .. } = *place {
                 layers[arena] += 1;
             }
         }
         let arenas = self.recurrent.iter().zip(&layers);
-        let least = |count: &dyn Fn(&Arena) -> usize| {
+        let least = |count: &dyn Fn(&SlotPool) -> usize| {
             arenas.clone().map(|(arena, &layers)| count(arena) / layers.max(1)).min().unwrap_or(0)
         };
-        (least(&|arena| arena.bytes.slot_count()), least(&|arena| arena.pool.free()))
+        (least(&|arena| arena.bytes.slot_count()), least(&|arena| arena.pool.free(0)))
     }
 
     /// Bytes of all arenas.
     pub fn bytes(&self) -> usize {
-        let kv = self.kv.iter().map(|arena| arena.page_count() * arena.page_bytes());
+        let kv = self.kv.iter().map(KvArena::bytes);
         let recurrent = self.recurrent.iter();
         let recurrent = recurrent.map(|arena| arena.bytes.slot_count() * arena.bytes.slot_bytes());
         kv.chain(recurrent).sum()
     }
 
-    /// Bytes of the pages and slots that are free.
+    /// Bytes of the chunks and slots that are free.
     pub fn free_bytes(&self) -> usize {
         let kv = self.kv.iter().zip(&self.page_pools);
-        let kv = kv.map(|(arena, pool)| pool.free() * arena.page_bytes());
+        let kv = kv.map(|(arena, pool)| pool.chunks().1 * arena.shape().chunk_bytes());
         let recurrent = self.recurrent.iter();
-        let recurrent = recurrent.map(|arena| arena.pool.free() * arena.bytes.slot_bytes());
+        let recurrent = recurrent.map(|arena| arena.pool.free(0) * arena.bytes.slot_bytes());
         kv.chain(recurrent).sum()
     }
 
@@ -295,14 +366,26 @@ impl Memory {
     }
 }
 
-/// Index of the arena of this shape, which grows by `count`.
-fn add_shape<S: PartialEq>(shapes: &mut Vec<(S, usize)>, shape: S, count: usize) -> usize {
-    let index = shapes.iter().position(|(known, _)| *known == shape).unwrap_or_else(|| {
-        shapes.push((shape, 0));
-        shapes.len() - 1
-    });
-    shapes[index].1 = shapes[index].1.saturating_add(count);
-    index
+/// Pages of one shape that some sequences hold and will hold.
+struct Need {
+    /// For each chunk a bit for each page.
+    held: Vec<u64>,
+    /// Pages beyond those.
+    needed: usize,
+    /// Pages of a chunk.
+    size: usize,
+}
+
+impl Need {
+    /// Chunks of this shape that it takes.
+    fn chunks(&self) -> usize {
+        let (mut chunks, mut pages) = (0, 0);
+        for held in self.held.iter().filter(|held| **held != 0) {
+            (chunks, pages) = (chunks + 1, pages + held.count_ones() as usize);
+        }
+        let room = chunks * self.size - pages;
+        chunks.saturating_add(self.needed.saturating_sub(room).div_ceil(self.size))
+    }
 }
 
 fn id_count(what: &'static str, count: usize) -> Result<u32> {

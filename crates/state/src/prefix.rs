@@ -1,12 +1,12 @@
 //! The prefix cache: sequences of the past that a new prompt may begin with.
 //!
-//! An entry is a list of tokens and the [`Sequence`] that holds them. It takes no memory of its own but that list:
+//! An entry is a list of tokens and the [`Sequence`] that holds them; its key is the list and the sequence's code. It takes no memory of its own but that list:
 //! its pages and slots belong to the pool of all sequences, so a caller that runs out of them evicts entries here. A
 //! prompt gets a fork of the entry that saves most, cut to what both have in common where the layers allow it.
 //! It knows nothing of requests and does not decide when to keep or to evict.
 //! Invariant: a sequence handed out holds exactly the tokens it is said to hold.
 
-use crate::Sequence;
+use crate::{CodeId, Sequence};
 
 /// By how many uses (entries kept or found) a turn's end outlives an entry of [`Worth::Spaced`].
 const TURN_USES: u64 = 16;
@@ -75,9 +75,13 @@ impl PrefixCache {
             return;
         }
         self.clock += 1;
-        let covers = |entry: &Entry| match self.is_rewindable {
-            true => entry.tokens.starts_with(tokens),
-            false => entry.tokens == tokens,
+        let code = sequence.code();
+        let covers = |entry: &Entry| {
+            entry.sequence.code() == code
+                && match self.is_rewindable {
+                    true => entry.tokens.starts_with(tokens),
+                    false => entry.tokens == tokens,
+                }
         };
         if let Some(index) = self.entries.iter().position(covers) {
             let entry = &mut self.entries[index];
@@ -86,7 +90,9 @@ impl PrefixCache {
             return;
         }
         if self.is_rewindable {
-            self.entries.retain(|entry| !tokens.starts_with(&entry.tokens));
+            let is_covered =
+                |entry: &Entry| entry.sequence.code() == code && tokens.starts_with(&entry.tokens);
+            self.entries.retain(|entry| !is_covered(entry));
         }
         self.entries.push(Entry { tokens: tokens.to_vec(), sequence, worth, used: self.clock });
         self.count_tokens();
@@ -95,9 +101,9 @@ impl PrefixCache {
         }
     }
 
-    /// A fork that holds the longest beginning of `tokens` it can, at most `most` of them, if any does.
-    pub fn find(&mut self, tokens: &[u32], most: usize) -> Option<Sequence> {
-        let (index, len) = self.best(tokens, most)?;
+    /// A fork of this code that holds the longest beginning of `tokens` it can, at most `most` of them, if any does.
+    pub fn find(&mut self, code: CodeId, tokens: &[u32], most: usize) -> Option<Sequence> {
+        let (index, len) = self.best(code, tokens, most)?;
         self.clock += 1;
         let entry = &mut self.entries[index];
         entry.used = self.clock;
@@ -107,19 +113,22 @@ impl PrefixCache {
     }
 
     /// How long a sequence [`PrefixCache::find`] would hand out.
-    pub fn reach(&self, tokens: &[u32], most: usize) -> usize {
-        self.best(tokens, most).map_or(0, |(_, len)| len)
+    pub fn reach(&self, code: CodeId, tokens: &[u32], most: usize) -> usize {
+        self.best(code, tokens, most).map_or(0, |(_, len)| len)
     }
 
-    /// The longest beginning that `tokens` has in common with any entry, whether or not it can be used.
-    pub fn longest_common(&self, tokens: &[u32]) -> usize {
-        let common = |entry: &Entry| common_prefix(&entry.tokens, tokens);
-        self.entries.iter().map(common).max().unwrap_or(0)
+    /// The longest beginning that `tokens` has in common with any entry of this code, whether or not it can be used.
+    pub fn longest_common(&self, code: CodeId, tokens: &[u32]) -> usize {
+        let entries = self.entries.iter().filter(|entry| entry.sequence.code() == code);
+        entries.map(|entry| common_prefix(&entry.tokens, tokens)).max().unwrap_or(0)
     }
 
     /// The entry that saves most of `tokens`, the one used last of several, and how much that is.
-    fn best(&self, tokens: &[u32], most: usize) -> Option<(usize, usize)> {
+    fn best(&self, code: CodeId, tokens: &[u32], most: usize) -> Option<(usize, usize)> {
         let usable = |(index, entry): (usize, &Entry)| {
+            if entry.sequence.code() != code {
+                return None;
+            }
             let len = common_prefix(&entry.tokens, tokens).min(most);
             (len > 0 && entry.sequence.check_truncate(len).is_ok()).then_some((index, len))
         };

@@ -9,6 +9,7 @@ use super::*;
 use crate::{Capacity, LayerKind, Layout, Memory};
 
 const WINDOW: usize = 40;
+const CODE: CodeId = CodeId(0);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Model {
@@ -20,11 +21,11 @@ enum Model {
 fn layout(model: Model) -> Layout {
     let keys = Plane { heads: 1, width: 16, order: PlaneOrder::Columns, format: KvFormat::F32 };
     let pages = PageShape::new(vec![keys, Plane { order: PlaneOrder::Panels, ..keys }]);
-    let kv = |window| LayerKind::Kv { pages: pages.clone(), window };
+    let kv = |window| LayerKind::kv(pages.clone(), window);
     let second = match model {
         Model::Full => kv(None),
         Model::Sliding => kv(Some(WINDOW)),
-        Model::Hybrid => LayerKind::Recurrent { floats: 3 },
+        Model::Hybrid => LayerKind::recurrent(3),
     };
     Layout::new(vec![kv(None), second]).unwrap()
 }
@@ -51,7 +52,7 @@ fn feed(memory: &mut Memory, sequence: &mut Sequence, tokens: &[u32]) {
                 let page = table.pages[position / BLOCK - table.first_block];
                 let row = [token as f32; 16];
                 let arena = &mut memory.kv_mut()[table.arena];
-                arena.write(page, position % BLOCK, &[&row, &row]);
+                arena.write(table.shape, page, position % BLOCK, &[&row, &row]);
             }
         }
         sequence.advance(part.len());
@@ -74,7 +75,7 @@ fn check_contents(memory: &Memory, sequence: &Sequence, tokens: &[u32]) {
         assert!(first == 0 || first + WINDOW <= tokens.len());
         for (position, &token) in tokens.iter().enumerate().skip(first) {
             let page = table.pages[position / BLOCK - table.first_block];
-            let stored = memory.kv()[table.arena].read(page, position % BLOCK, 0, 0);
+            let stored = memory.kv()[table.arena].read(table.shape, page, position % BLOCK, 0, 0);
             assert_eq!(stored, [token as f32; 16]);
         }
     }
@@ -133,7 +134,7 @@ impl World {
     /// A prompt that begins with what is cached, as an engine would serve it, becomes an entry.
     fn insert(&mut self, tokens: &[u32], turn: bool) {
         let worth = if turn { Worth::Turn } else { Worth::Spaced };
-        let mut sequence = match self.cache.best(tokens, tokens.len()) {
+        let mut sequence = match self.cache.best(CODE, tokens, tokens.len()) {
             Some((index, len)) => {
                 let mut fork = self.cache.entries[index].sequence.fork();
                 fork.truncate(len).unwrap();
@@ -186,13 +187,13 @@ impl World {
                 .unwrap()
         };
         let longest = self.plain.iter().map(common).max().unwrap_or(0);
-        assert_eq!(self.cache.longest_common(tokens), longest);
+        assert_eq!(self.cache.longest_common(CODE, tokens), longest);
         let whole = |entry: &&Plain| tokens.starts_with(&entry.tokens);
         let whole = self.plain.iter().filter(whole).map(|entry| entry.tokens.len());
         let whole = whole.filter(|&len| len <= most).max().unwrap_or(0);
 
-        let reach = self.cache.reach(tokens, most);
-        let found = self.cache.find(tokens, most);
+        let reach = self.cache.reach(CODE, tokens, most);
+        let found = self.cache.find(CODE, tokens, most);
         assert_eq!(found.as_ref().map_or(0, Sequence::len), reach);
         match self.model {
             Model::Full => assert_eq!(reach, longest.min(most)),
@@ -269,10 +270,10 @@ fn a_sliding_model_goes_back_a_little() {
     let tokens: Vec<u32> = (0..400).collect();
     world.insert(&tokens, true);
     // 400 - 40 - 64 = 296: pages from 256 on are held.
-    assert_eq!(world.cache.reach(&tokens, 380), 380);
-    assert_eq!(world.cache.reach(&tokens, 296), 296);
-    assert_eq!(world.cache.reach(&tokens, 295), 0);
-    assert_eq!(world.cache.longest_common(&tokens[..295]), 295);
+    assert_eq!(world.cache.reach(CODE, &tokens, 380), 380);
+    assert_eq!(world.cache.reach(CODE, &tokens, 296), 296);
+    assert_eq!(world.cache.reach(CODE, &tokens, 295), 0);
+    assert_eq!(world.cache.longest_common(CODE, &tokens[..295]), 295);
 }
 
 #[test]
@@ -283,12 +284,12 @@ fn turns_outlive_places_on_the_way() {
     for len in 101..110 {
         world.insert(&tokens[..len], false);
     }
-    assert_eq!(world.cache.reach(&tokens[..101], 100), 100);
+    assert_eq!(world.cache.reach(CODE, &tokens[..101], 100), 100);
     // Not for ever.
     for len in 110..140 {
         world.insert(&tokens[..len], false);
     }
-    assert_eq!(world.cache.reach(&tokens[..101], 100), 0);
+    assert_eq!(world.cache.reach(CODE, &tokens[..101], 100), 0);
 }
 
 #[test]
@@ -303,4 +304,27 @@ fn a_cache_of_nothing_keeps_nothing() {
     cache.insert(&[1, 2, 3], sequence, Worth::Turn);
     assert!(cache.is_empty() && !cache.evict());
     assert_eq!(memory.free_bytes(), memory.bytes());
+}
+
+#[test]
+fn entries_of_another_code_are_not_found() {
+    let keys = Plane { heads: 1, width: 16, order: PlaneOrder::Columns, format: KvFormat::F32 };
+    let pages = |planes| LayerKind::kv(PageShape::new(vec![keys; planes]), None).pages().to_vec();
+    let layer = LayerKind::Own { pages: [pages(1), pages(2)].concat(), floats: 0 };
+    let layout = Layout::new(vec![layer]).unwrap();
+    let capacity = Capacity { tokens: 1000, sequences: 2, checkpoints: 4, step_tokens: BLOCK };
+    let mut memory = Memory::new(&layout, &capacity, &HostStore).unwrap();
+    let mut cache = PrefixCache::new(LIMITS, layout.is_rewindable());
+    let tokens: Vec<u32> = (0..50).collect();
+    for code in [0, 1].map(CodeId) {
+        let mut sequence = memory.sequence_of(code).unwrap();
+        memory.prepare(&mut sequence, 50).unwrap();
+        sequence.advance(50);
+        assert!(cache.find(code, &tokens, 50).is_none());
+        assert_eq!((cache.reach(code, &tokens, 50), cache.longest_common(code, &tokens)), (0, 0));
+        cache.insert(&tokens, sequence, Worth::Turn);
+        assert_eq!(cache.find(code, &tokens, 40).unwrap().code(), code);
+        assert_eq!((cache.reach(code, &tokens, 50), cache.longest_common(code, &tokens)), (50, 50));
+    }
+    assert_eq!(cache.len(), 2);
 }

@@ -8,17 +8,19 @@
 
 use std::sync::Arc;
 
-use compute::PageTable;
 use compute::memory::{BLOCK, PageId, SlotId};
+use compute::{PageTable, RecentPages};
 
 use crate::layout::window_pages;
+use crate::memory::GroupPlace;
 use crate::pool::Lease;
-use crate::{Error, Result};
+use crate::{CodeId, Error, Result};
 
 /// What a sequence remembers.
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) layers: Vec<LayerState>,
+    pub(crate) code: CodeId,
     pub(crate) len: usize,
     /// Positions that the layers of a draft head have taken in: never more than `len`.
     pub(crate) head_len: usize,
@@ -29,20 +31,23 @@ pub struct Sequence {
 /// What one layer remembers.
 #[derive(Debug)]
 pub enum LayerState {
-    /// Keys and values.
-    Kv(Pages),
-    /// A recurrent state.
-    Recurrent(Slot),
+    /// Pages and a recurrent state, as far as the layer has such.
+    Own {
+        /// Keys and values; the newest of them, if they are kept twice; other groups.
+        pages: Vec<Pages>,
+        /// Whether the second group has the newest keys and values.
+        has_recent: bool,
+        /// The recurrent state.
+        slot: Option<Slot>,
+    },
     /// The keys and values of another layer.
     Shared(usize),
 }
 
-/// Keys and values of one layer: consecutive blocks of positions, a page each.
+/// One group of pages of a layer: consecutive blocks of entries, a page each. An entry is of one position, or of several.
 #[derive(Debug)]
 pub struct Pages {
-    arena: usize,
-    page_bytes: usize,
-    window: Option<usize>,
+    pub(crate) place: GroupPlace,
     first_block: usize,
     ids: Vec<PageId>,
     /// `leases[i]` is the right to use `ids[i]`.
@@ -60,7 +65,7 @@ pub struct Slot {
 /// A page or slot whose contents must move to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copy {
-    Page { arena: usize, from: PageId, to: PageId },
+    Page { arena: usize, shape: usize, from: PageId, to: PageId },
     Slot { arena: usize, from: SlotId, to: SlotId },
 }
 
@@ -94,6 +99,11 @@ impl Sequence {
         self.head_len = len;
     }
 
+    /// How it keeps keys and values.
+    pub fn code(&self) -> CodeId {
+        self.code
+    }
+
     /// What each layer remembers.
     pub fn layers(&self) -> &[LayerState] {
         &self.layers
@@ -102,12 +112,36 @@ impl Sequence {
     /// The pages a KV layer looks at, its own or those of the layer it shares with.
     ///
     /// # Panics
-    /// If the layer is recurrent.
+    /// If the layer has no pages.
     pub fn kv(&self, layer: usize) -> PageTable<'_> {
         match &self.layers[layer] {
-            LayerState::Kv(pages) => pages.table(),
+            LayerState::Own { pages, .. } => match pages.first() {
+                Some(keys) => keys.table(),
+                None => panic!("layer {layer} is recurrent, it has no pages"),
+            },
             LayerState::Shared(target) => self.kv(*target),
-            LayerState::Recurrent(_) => panic!("layer {layer} is recurrent, it has no pages"),
+        }
+    }
+
+    /// The pages that hold the newest keys and values of a KV layer once more, if there are such.
+    pub fn recent(&self, layer: usize) -> Option<RecentPages<'_>> {
+        match &self.layers[layer] {
+            LayerState::Own { pages, has_recent: true, .. } => {
+                let (pages, positions) = (pages[1].table(), pages[1].place.window?);
+                Some(RecentPages { pages, positions })
+            }
+            LayerState::Own { .. } => None,
+            LayerState::Shared(target) => self.recent(*target),
+        }
+    }
+
+    /// The pages of a layer besides those of keys and values: group `index` of them.
+    pub fn others(&self, layer: usize, index: usize) -> PageTable<'_> {
+        match &self.layers[layer] {
+            LayerState::Own { pages, has_recent, .. } => {
+                pages[1 + usize::from(*has_recent) + index].table()
+            }
+            LayerState::Shared(target) => self.others(*target, index),
         }
     }
 
@@ -116,9 +150,9 @@ impl Sequence {
     /// # Panics
     /// If the layer is not recurrent.
     pub fn recurrent(&self, layer: usize) -> (usize, SlotId) {
-        match &self.layers[layer] {
-            LayerState::Recurrent(slot) => (slot.arena, slot.id()),
-            LayerState::Kv(_) | LayerState::Shared(_) => panic!("layer {layer} is not recurrent"),
+        match self.layers[layer].slot() {
+            Some(slot) => (slot.arena, slot.id()),
+            None => panic!("layer {layer} is not recurrent"),
         }
     }
 
@@ -140,7 +174,7 @@ impl Sequence {
     /// If the sequence is shorter than `len`.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         self.check_truncate(len)?;
-        for pages in self.layers.iter_mut().filter_map(LayerState::pages_mut) {
+        for pages in self.layers.iter_mut().flat_map(LayerState::pages_mut) {
             pages.truncate(len);
         }
         self.len = len;
@@ -156,15 +190,12 @@ impl Sequence {
     pub fn check_truncate(&self, len: usize) -> Result<()> {
         assert!(len <= self.len, "cannot truncate {} positions to {len}", self.len);
         for (layer, state) in self.layers.iter().enumerate() {
-            match state {
-                LayerState::Recurrent(_) if len < self.len => {
-                    return Err(Error::RecurrentCannotRewind { from: self.len, to: len });
-                }
-                LayerState::Kv(pages) if !pages.can_end_at(len) => {
-                    let oldest = pages.first_block * BLOCK;
-                    return Err(Error::WindowReleased { layer, oldest, to: len });
-                }
-                LayerState::Kv(_) | LayerState::Recurrent(_) | LayerState::Shared(_) => {}
+            if state.slot().is_some() && len < self.len {
+                return Err(Error::RecurrentCannotRewind { from: self.len, to: len });
+            }
+            if let Some(pages) = state.pages().iter().find(|pages| !pages.can_end_at(len)) {
+                let oldest = pages.first_block * BLOCK;
+                return Err(Error::WindowReleased { layer, oldest, to: len });
             }
         }
         Ok(())
@@ -179,67 +210,101 @@ impl Sequence {
     pub fn fork(&self) -> Sequence {
         assert_eq!(self.prepared, 0, "a sequence cannot be forked while a step writes it");
         let layers = self.layers.iter().map(|state| match state {
-            LayerState::Kv(pages) => LayerState::Kv(pages.fork(self.len)),
-            LayerState::Recurrent(slot) => LayerState::Recurrent(slot.fork()),
+            LayerState::Own { pages, has_recent, slot } => LayerState::Own {
+                pages: pages.iter().map(|pages| pages.fork(self.len)).collect(),
+                has_recent: *has_recent,
+                slot: slot.as_ref().map(Slot::fork),
+            },
             LayerState::Shared(target) => LayerState::Shared(*target),
         });
-        let layers = layers.collect();
-        Sequence { layers, len: self.len, head_len: self.head_len, prepared: 0 }
+        let (layers, code) = (layers.collect(), self.code);
+        Sequence { layers, code, len: self.len, head_len: self.head_len, prepared: 0 }
     }
 
     /// Gives back pages of sliding layers that lie wholly before the last `window + keep + BLOCK` positions. `keep`
     /// is the longest draft: the sequence can still be truncated by that many.
     pub fn release_windows(&mut self, keep: usize) {
         let len = self.len;
-        for pages in self.layers.iter_mut().filter_map(LayerState::pages_mut) {
+        for pages in self.layers.iter_mut().flat_map(LayerState::pages_mut) {
             pages.release_window(len, keep);
         }
     }
 
     /// Bytes of the pages and slots it refers to, shared ones included.
     pub fn bytes(&self) -> usize {
-        let bytes = |state: &LayerState| match state {
-            LayerState::Kv(pages) => pages.ids.len() * pages.page_bytes,
-            LayerState::Recurrent(slot) => slot.slot_bytes,
-            LayerState::Shared(_) => 0,
+        let bytes = |state: &LayerState| {
+            let pages = state.pages().iter().map(|pages| pages.ids.len() * pages.place.page_bytes);
+            pages.sum::<usize>() + state.slot().map_or(0, |slot| slot.slot_bytes)
         };
         self.layers.iter().map(bytes).sum()
     }
 }
 
 impl LayerState {
-    pub(crate) fn pages(&self) -> Option<&Pages> {
+    /// Its pages, group by group.
+    pub fn pages(&self) -> &[Pages] {
         match self {
-            LayerState::Kv(pages) => Some(pages),
-            LayerState::Recurrent(_) | LayerState::Shared(_) => None,
+            LayerState::Own { pages, .. } => pages,
+            LayerState::Shared(_) => &[],
         }
     }
 
-    fn pages_mut(&mut self) -> Option<&mut Pages> {
+    pub(crate) fn pages_mut(&mut self) -> &mut [Pages] {
         match self {
-            LayerState::Kv(pages) => Some(pages),
-            LayerState::Recurrent(_) | LayerState::Shared(_) => None,
+            LayerState::Own { pages, .. } => pages,
+            LayerState::Shared(_) => &mut [],
+        }
+    }
+
+    /// Its recurrent state.
+    pub fn slot(&self) -> Option<&Slot> {
+        match self {
+            LayerState::Own { slot, .. } => slot.as_ref(),
+            LayerState::Shared(_) => None,
+        }
+    }
+
+    pub(crate) fn slot_mut(&mut self) -> Option<&mut Slot> {
+        match self {
+            LayerState::Own { slot, .. } => slot.as_mut(),
+            LayerState::Shared(_) => None,
         }
     }
 }
 
 impl Pages {
-    pub(crate) fn new(arena: usize, page_bytes: usize, window: Option<usize>) -> Pages {
-        Pages { arena, page_bytes, window, first_block: 0, ids: Vec::new(), leases: Vec::new() }
+    pub(crate) fn new(place: GroupPlace) -> Pages {
+        Pages { place, first_block: 0, ids: Vec::new(), leases: Vec::new() }
     }
 
     /// Where attention finds them.
     pub fn table(&self) -> PageTable<'_> {
-        PageTable { arena: self.arena, pages: &self.ids, first_block: self.first_block }
+        let GroupPlace { arena, shape, .. } = self.place;
+        PageTable { arena, shape, pages: &self.ids, first_block: self.first_block }
     }
 
     pub(crate) fn arena(&self) -> usize {
-        self.arena
+        self.place.arena
+    }
+
+    /// Index of their shape in the arena.
+    pub(crate) fn shape(&self) -> usize {
+        self.place.shape
+    }
+
+    /// Entries of so many positions: those that are whole.
+    fn entries(&self, positions: usize) -> usize {
+        positions / self.place.rate
+    }
+
+    /// Pages of so many positions.
+    fn blocks(&self, positions: usize) -> usize {
+        self.entries(positions).div_ceil(BLOCK)
     }
 
     /// Pages that must be taken before positions `len..end` can be written.
     pub(crate) fn missing(&self, len: usize, end: usize) -> usize {
-        let new = (end.div_ceil(BLOCK) - self.first_block).saturating_sub(self.ids.len());
+        let new = (self.blocks(end) - self.first_block).saturating_sub(self.ids.len());
         new + usize::from(self.shared_tail(len).is_some())
     }
 
@@ -248,7 +313,7 @@ impl Pages {
     pub(crate) fn growth(&self, len: usize, end: usize, step: usize) -> usize {
         let new = self.missing(len, end);
         let window = |window| window_pages(window).saturating_add(step.div_ceil(BLOCK));
-        self.window.map_or(new, |size| new.min(window(size)))
+        self.place.window.map_or(new, |size| new.min(window(size)))
     }
 
     /// Takes what [`Pages::missing`] counted from `fresh`, so that positions `len..end` have pages of their own.
@@ -264,9 +329,10 @@ impl Pages {
             let (from, to) = (self.ids[index], PageId(lease.index()));
             self.ids[index] = to;
             self.leases[index] = lease;
-            copies.push(Copy::Page { arena: self.arena, from, to });
+            let GroupPlace { arena, shape, .. } = self.place;
+            copies.push(Copy::Page { arena, shape, from, to });
         }
-        for _ in self.first_block + self.ids.len()..end.div_ceil(BLOCK) {
+        for _ in self.first_block + self.ids.len()..self.blocks(end) {
             let lease = next(fresh);
             self.ids.push(PageId(lease.index()));
             self.leases.push(lease);
@@ -275,19 +341,20 @@ impl Pages {
 
     /// Index of the partly filled last page, if others hold it too. No later page is ever shared.
     fn shared_tail(&self, len: usize) -> Option<usize> {
-        let index = len / BLOCK - self.first_block;
-        let partly_filled = !len.is_multiple_of(BLOCK);
+        let entries = self.entries(len);
+        let index = entries / BLOCK - self.first_block;
+        let partly_filled = !entries.is_multiple_of(BLOCK);
         (partly_filled && Arc::strong_count(&self.leases[index]) > 1).then_some(index)
     }
 
     fn fork(&self, len: usize) -> Pages {
-        let count = len.div_ceil(BLOCK) - self.first_block;
+        let count = self.blocks(len) - self.first_block;
         Pages { ids: self.ids[..count].to_vec(), leases: self.leases[..count].to_vec(), ..*self }
     }
 
     /// Whether everything a row at position `len` looks at is still here.
     fn can_end_at(&self, len: usize) -> bool {
-        let oldest = self.window.map_or(0, |window| len.saturating_sub(window));
+        let oldest = self.place.window.map_or(0, |window| len.saturating_sub(window));
         len == 0 || self.first_block * BLOCK <= oldest
     }
 
@@ -295,13 +362,13 @@ impl Pages {
         if len == 0 {
             self.first_block = 0;
         }
-        let count = len.div_ceil(BLOCK) - self.first_block;
+        let count = self.blocks(len) - self.first_block;
         self.ids.truncate(count);
         self.leases.truncate(count);
     }
 
     fn release_window(&mut self, len: usize, keep: usize) {
-        let Some(window) = self.window else { return };
+        let Some(window) = self.place.window else { return };
         let reach = window.saturating_add(keep).saturating_add(BLOCK);
         let first_block = len.saturating_sub(reach) / BLOCK;
         // A sequence that was truncated may already start later.

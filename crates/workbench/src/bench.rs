@@ -191,7 +191,7 @@ fn measure(
     let stopped = stopped.map(|(watch, bank)| watch.stop(bank, gen_tokens, decode_seconds));
     let streamed = stopped.as_ref().zip(runner.streamed());
     let streamed = streamed.map(|(stopped, bank)| stopped.judge(bank, runner.spec()));
-    let layout = runner.spec().layout(runner.options().kv)?;
+    let layout = runner.spec().layout(&model::in_format(runner.options().kv))?;
     let state = layout.kv_bytes(prompt_tokens + gen_tokens / 2) + 2 * layout.recurrent_bytes();
     let run = Run {
         prompt_tokens,

@@ -24,7 +24,8 @@ pub(crate) use visible::{Queries, visible_spans};
 use visible::{Seen, visible_blocks, within_block};
 
 use super::lanes::{LANES, exp, join_lanes, larger, sum, versions};
-use crate::memory::{BLOCK, PANEL, PageMemory, PlaneBlock, RowsMut, panel_width};
+use super::selection::SelectedBlocks;
+use crate::memory::{BLOCK, PANEL, PlaneBlock, RowsMut, ShapedPages, panel_width};
 use crate::step::{AttentionShape, PageTable};
 
 /// Blocks that are merged before they are merged into the result: 1024 keys.
@@ -46,31 +47,56 @@ pub(crate) const MAX_QUERIES: usize = 512;
 /// The keys and values of one sequence and kv head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys<'a> {
-    /// Where the pages are.
-    pub(crate) arena: &'a PageMemory,
     /// Which head of them.
     pub(crate) kv_head: usize,
     /// Every page that some row sees.
-    pub(crate) pages: PageTable<'a>,
+    pub(crate) pages: KeyPages<'a>,
+    /// Those of the newest keys, and how many keys a row finds there at least.
+    pub(crate) recent: Option<(KeyPages<'a>, usize)>,
     /// The blocks that rows look at; all that they may see if `None`.
-    pub(crate) selected: Option<&'a [u32]>,
+    pub(crate) selected: Option<&'a SelectedBlocks>,
     /// What will be read after the last page.
     pub(crate) then: &'a [u8],
+}
+
+/// Pages of one sequence and where they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyPages<'a> {
+    pub(crate) memory: &'a ShapedPages,
+    pub(crate) table: PageTable<'a>,
+}
+
+/// Which of a sequence's pages are looked at: of a block that some rows find among the newest pages, others may want the
+/// page that keeps it for good.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    pages: KeyPages<'a>,
+    /// Keys of the newest pages, and whether these are they.
+    recent: Option<(usize, bool)>,
+}
+
+impl Part<'_> {
+    /// Whether a row at `position` looks here for the keys of a block.
+    #[inline(always)]
+    fn serves(&self, position: usize, block: usize) -> bool {
+        let Some((positions, is_recent)) = self.recent else { return true };
+        (block >= (position + 1).saturating_sub(positions) / BLOCK) == is_recent
+    }
 }
 
 impl<'a> Keys<'a> {
     /// The keys in the first page that a row at `position` sees.
     pub(crate) fn first_page(&self, shape: &AttentionShape, position: usize) -> &'a [u8] {
         let start = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let block = (start / BLOCK).max(self.pages.first_block);
-        let page = self.pages.page(block);
-        page.map_or(&[], |page| self.arena.block(page, KEYS, self.kv_head).bytes())
+        let KeyPages { memory, table } = self.pages;
+        let page = table.page((start / BLOCK).max(table.first_block));
+        page.map_or(&[], |page| memory.block(page, KEYS, self.kv_head).bytes())
     }
 
-    /// Whether rows may look at a block.
+    /// Whether a row of the batch may look at a block.
     #[inline(always)]
-    fn includes(&self, block: usize) -> bool {
-        self.selected.is_none_or(|blocks| blocks.binary_search(&(block as u32)).is_ok())
+    fn includes(&self, row: usize, block: usize) -> bool {
+        self.selected.is_none_or(|selected| selected.includes(row, self.kv_head, block))
     }
 }
 
@@ -244,22 +270,31 @@ fn span_body(
     tile.o.fill(0.0);
     let mut seen = [Seen::NOTHING; MAX_QUERIES];
     let group = shape.group();
-    for block in visible_blocks(shape, queries, span) {
+    let older = Part { pages: keys.pages, recent: keys.recent.map(|(_, count)| (count, false)) };
+    let recent = keys.recent.map(|(pages, count)| Part { pages, recent: Some((count, true)) });
+    let blocks = visible_blocks(shape, queries, span);
+    let parts =
+        blocks.flat_map(|block| std::iter::once(older).chain(recent).map(move |p| (block, p)));
+    for (block, part) in parts {
         let mut all = Seen::NOTHING;
         let rows = queries.positions.iter().zip(seen.chunks_exact_mut(group));
-        for (&position, heads) in rows {
-            let keys = within_block(&queries.visible(shape.window, position), block);
-            heads.fill(keys);
-            all = all.hull(keys);
+        for (row, (&position, heads)) in rows.enumerate() {
+            let mut visible = within_block(&queries.visible(shape.window, position), block);
+            if !part.serves(position, block) || !keys.includes(queries.row + row, block) {
+                visible = Seen::NOTHING;
+            }
+            heads.fill(visible);
+            all = all.hull(visible);
         }
-        if all.is_empty() || !keys.includes(block) {
+        if all.is_empty() {
             continue;
         }
-        let at = block - keys.pages.first_block;
-        let plane = |page, plane| keys.arena.block(page, plane, keys.kv_head);
-        let page = keys.pages.pages[at];
+        let KeyPages { memory, table } = part.pages;
+        let at = block - table.first_block;
+        let plane = |page, plane| memory.block(page, plane, keys.kv_head);
+        let page = table.pages[at];
         let k = plane(page, KEYS);
-        let next = keys.pages.pages.get(at + 1);
+        let next = table.pages.get(at + 1);
         let view = BlockView {
             isa,
             shape,

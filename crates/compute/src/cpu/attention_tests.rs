@@ -4,7 +4,7 @@ use half::f16;
 
 use super::super::activation::testing::{Random, assert_close, assert_same_bits, isas};
 use super::*;
-use crate::memory::{KvFormat, PageId};
+use crate::memory::{ArenaShape, KvFormat, PageId, PageMemory};
 
 /// A sequence of `context` keys, every page at a shuffled place.
 struct Sequence {
@@ -19,7 +19,7 @@ impl Sequence {
     fn new(format: KvFormat, shape: &AttentionShape, context: usize) -> Sequence {
         let mut random = Random::new(context as u64);
         let blocks = context.div_ceil(BLOCK);
-        let mut arena = PageMemory::new(shape.pages(format), blocks + 2).unwrap();
+        let mut arena = PageMemory::new(&ArenaShape::of(shape.pages(format)), blocks + 2).unwrap();
         let pages: Vec<PageId> = (0..blocks as u32).rev().map(|i| PageId(i + 1)).collect();
         let (heads, k_dim, v_dim) = (shape.kv_heads, shape.k_dim, shape.v_dim);
         let (k_row, v_row) = (heads * k_dim, heads * v_dim);
@@ -27,17 +27,17 @@ impl Sequence {
         if shape.values_in_keys {
             v = k.chunks(k_dim).flat_map(|k| &k[..v_dim]).copied().collect();
         }
-        let planes = arena.shape().planes().len();
+        let planes = arena.shaped(0).plane_count();
         // What an earlier owner left in the pages.
         let (k_left, v_left) = (vec![f32::NAN; k_row], vec![f32::NAN; v_row]);
         for &page in &pages {
             for slot in 0..BLOCK {
-                arena.write(page, slot, &[&k_left[..], &v_left][..planes]);
+                arena.shaped_mut(0).write(page, slot, &[&k_left[..], &v_left][..planes]);
             }
         }
         for t in 0..context {
             let (k, v) = (&k[t * k_row..][..k_row], &v[t * v_row..][..v_row]);
-            arena.write(pages[t / BLOCK], t % BLOCK, &[k, v][..planes]);
+            arena.shaped_mut(0).write(pages[t / BLOCK], t % BLOCK, &[k, v][..planes]);
         }
         if format == KvFormat::F16 {
             for x in k.iter_mut().chain(&mut v) {
@@ -48,8 +48,14 @@ impl Sequence {
     }
 
     fn keys(&self, kv_head: usize) -> Keys<'_> {
-        let pages = PageTable { arena: 0, pages: &self.pages, first_block: 0 };
-        Keys { arena: &self.arena, kv_head, pages, selected: None, then: &[] }
+        Keys { kv_head, pages: self.pages_from(0), recent: None, selected: None, then: &[] }
+    }
+
+    /// The pages from a block on.
+    fn pages_from(&self, first_block: usize) -> KeyPages<'_> {
+        let pages = &self.pages[first_block..];
+        let table = PageTable { arena: 0, shape: 0, pages, first_block };
+        KeyPages { memory: self.arena.shaped(0), table }
     }
 
     /// Softmax attention of one row and kv head in f64, straight from the definition.
@@ -110,6 +116,7 @@ fn attend(
         let queries = Queries {
             data: &q[rows.start * width..],
             stride: width,
+            row: rows.start,
             positions: &positions[rows.clone()],
             end,
         };
@@ -131,7 +138,7 @@ fn attend_by_span(
     end: Option<usize>,
     sinks: Option<&[f32]>,
 ) -> Vec<f32> {
-    let queries = Queries { data: q, stride: shape.group() * shape.k_dim, positions, end };
+    let queries = Queries { data: q, stride: shape.group() * shape.k_dim, row: 0, positions, end };
     let spans = visible_spans(shape, queries);
     let count = positions.len() * shape.group();
     let stride = count * partial_floats(shape.v_dim);
@@ -175,7 +182,8 @@ fn check_rows(
     let sinks: Option<Vec<f32>> = with_sinks.then(|| random.normals(shape.group()));
     let sinks = sinks.as_deref();
     let kv_head = 1;
-    let keys = Keys { selected, ..sequence.keys(kv_head) };
+    let table = selected.map(|blocks| only(blocks, &positions, kv_head));
+    let keys = Keys { selected: table.as_ref(), ..sequence.keys(kv_head) };
     let mut want = Vec::new();
     for (r, &position) in positions.iter().enumerate() {
         let q = &q[r * width..(r + 1) * width];
@@ -197,6 +205,18 @@ fn check_rows(
         }
     }
     assert_eq!(sequence.context, context);
+}
+
+/// A table in which every row has chosen these blocks.
+fn only(blocks: &[u32], positions: &[usize], kv_head: usize) -> SelectedBlocks {
+    let columns = positions.iter().max().unwrap() / BLOCK + 1;
+    let is_chosen =
+        |at: usize| at / columns == kv_head && blocks.contains(&((at % columns) as u32));
+    let row: Vec<f32> = (0..2 * columns).map(|at| f32::from(is_chosen(at))).collect();
+    let positions: Vec<u32> = positions.iter().map(|&position| position as u32).collect();
+    let mut table = SelectedBlocks::default();
+    table.choose(&row.repeat(positions.len()), 2 * columns, &positions, 2, blocks.len());
+    table
 }
 
 /// Two kv heads that serve `group` query heads each.
@@ -263,6 +283,48 @@ fn rows_look_at_selected_blocks_only() {
     check_rows(KvFormat::F32, windowed, 4 * BLOCK, 3, false, Some(&[0, 2, 3]));
 }
 
+/// Rows of a run, each with its own share of keys in the newest pages: those in f32, the others in f16.
+#[track_caller]
+fn check_recent(shape: AttentionShape, context: usize, rows: usize, positions: usize) {
+    let mut random = Random::new(23);
+    let [coded, plain] = [KvFormat::F16, KvFormat::F32].map(|f| Sequence::new(f, &shape, context));
+    let oldest = (context - rows + 1).saturating_sub(positions) / BLOCK;
+    let kv_head = 1;
+    let recent = Some((plain.pages_from(oldest), positions));
+    let keys = Keys { recent, ..coded.keys(kv_head) };
+    let width = shape.group() * shape.k_dim;
+    let rows: Vec<usize> = (context - rows..context).collect();
+    let q = random.normals(rows.len() * width);
+    let mut want = Vec::new();
+    for (&row, q) in rows.iter().zip(q.chunks_exact(width)) {
+        // What this row sees: coded keys, from some block on plain ones.
+        let mut seen = Sequence::new(KvFormat::F16, &shape, context);
+        let from = (row + 1).saturating_sub(positions) / BLOCK * BLOCK * shape.kv_heads;
+        seen.k[from * shape.k_dim..].copy_from_slice(&plain.k[from * shape.k_dim..]);
+        seen.v[from * shape.v_dim..].copy_from_slice(&plain.v[from * shape.v_dim..]);
+        want.extend(seen.reference(&shape, kv_head, q, row, None, None, None));
+    }
+    let mut first = None;
+    for isa in isas() {
+        for tile_rows in [rows.len(), 1, 3] {
+            let got = attend(isa, &shape, keys, &q, &rows, None, None, tile_rows);
+            assert_close(&got, &want, 3e-6);
+            assert_same_bits(&got, first.get_or_insert(got.clone()));
+        }
+        let got = attend_by_span(isa, &shape, keys, &q, &rows, None, None);
+        assert_same_bits(&got, first.as_ref().unwrap());
+    }
+}
+
+#[test]
+fn newest_keys_may_lie_in_pages_of_their_own() {
+    check_recent(shape(32, 2), 5 * BLOCK + 9, 70, 100);
+    check_recent(shape(64, 4), 2 * BLOCK, 2 * BLOCK, 1);
+    check_recent(shape(16, 3), 150, 20, 1000);
+    check_recent(AttentionShape { window: Some(90), ..shape(32, 2) }, 400, 12, 40);
+    check_recent(shape(32, 1), SPAN_BLOCKS * BLOCK + 200, 3, BLOCK);
+}
+
 #[test]
 fn bidirectional_rows_agree_with_f64() {
     #[track_caller]
@@ -286,8 +348,7 @@ fn released_pages_are_not_touched() {
     for isa in isas() {
         let all = attend(isa, &shape, sequence.keys(0), &q, &positions, None, None, 3);
         // 1290 - 99 is in block 18.
-        let pages = PageTable { arena: 0, pages: &sequence.pages[18..], first_block: 18 };
-        let keys = Keys { pages, ..sequence.keys(0) };
+        let keys = Keys { pages: sequence.pages_from(18), ..sequence.keys(0) };
         assert_same_bits(&attend(isa, &shape, keys, &q, &positions, None, None, 3), &all);
     }
 }

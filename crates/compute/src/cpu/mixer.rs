@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use machine::cpu::Isa;
 
 use super::attention::{
-    Keys, Queries, attend_span, attend_tile, merge_spans, partial_floats, scratch_floats,
+    KeyPages, Keys, Queries, attend_span, attend_tile, merge_spans, partial_floats, scratch_floats,
     visible_spans,
 };
 use super::conv::{advance_conv_state, conv_silu};
@@ -14,8 +14,9 @@ use super::matmul::SharedMut;
 use super::norm::l2_normalise;
 use super::pool::Pool;
 use super::prefetch;
-use crate::memory::{BLOCK, PANEL, PageId, PageMemory, Rows, RowsMut, SlotMemory};
-use crate::step::{AttentionShape, DeltaShape, KvRun, StateRun};
+use super::selection::SelectedBlocks;
+use crate::memory::{BLOCK, PANEL, PageId, PageMemory, Rows, RowsMut, ShapedPages, SlotMemory};
+use crate::step::{AttentionShape, DeltaShape, KvRun, PageTable, StateRun};
 
 /// Queries (rows times heads of a group) that share a widened page.
 const TILE_QUERIES: usize = 64;
@@ -35,23 +36,26 @@ pub(crate) fn store(
     arenas: &[&PageMemory],
     runs: &[KvRun<'_>],
 ) {
-    let kept = |run: &KvRun<'_>| arenas[run.pages.arena].plane_count();
-    assert!(runs.iter().all(|run| kept(run) == planes.len()), "a tensor for each plane");
     let write = |run: &KvRun<'_>, i: usize| {
         let (row, position) = (run.row + i, run.position + i);
-        let Some(page) = run.pages.page(position / BLOCK) else { return };
-        let arena = arenas[run.pages.arena];
-        for (plane, rows) in planes.iter().enumerate() {
-            // SAFETY: rows of a run have different slots, runs that may have pages in common are written one after
-            // another, and no pages are read before the region ends.
-            unsafe { arena.write_shared(page, position % BLOCK, plane, rows.row(row)) };
+        for table in tables(run) {
+            let Some(page) = table.page(position / BLOCK) else { continue };
+            let pages = shaped(arenas, &table);
+            assert_eq!(pages.plane_count(), planes.len(), "a tensor for each plane");
+            for (plane, rows) in planes.iter().enumerate() {
+                // SAFETY: rows of a run have different slots, runs that may have pages in common are written one after
+                // another, and no pages are read before the region ends.
+                unsafe { pages.write_shared(page, position % BLOCK, plane, rows.row(row)) };
+            }
         }
     };
     let is_short = |run: &KvRun<'_>| run.count < 16;
     // Keys of a position are in as many lines as they have dimensions, and those of another sequence are elsewhere.
     let fetch = |run: &KvRun<'_>| {
-        let page = run.pages.page(run.position / BLOCK);
-        page.inspect(|&page| arenas[run.pages.arena].prefetch(page, run.position % BLOCK));
+        for table in tables(run) {
+            let page = table.page(run.position / BLOCK);
+            page.inspect(|&page| shaped(arenas, &table).prefetch(page, run.position % BLOCK));
+        }
     };
     let short = |index: usize| {
         runs.get(index + 1).into_iter().for_each(fetch);
@@ -79,13 +83,29 @@ pub(crate) fn store(
     }
 }
 
+/// Every table that has pages for the rows of a run.
+fn tables<'a>(run: &KvRun<'a>) -> impl Iterator<Item = PageTable<'a>> + use<'a> {
+    std::iter::once(run.pages).chain(run.recent.map(|recent| recent.pages))
+}
+
+/// The pages that a table is about.
+fn shaped<'a>(arenas: &[&'a PageMemory], table: &PageTable<'_>) -> &'a ShapedPages {
+    arenas[table.arena].shaped(table.shape)
+}
+
+fn key_pages<'a>(arenas: &[&'a PageMemory], table: PageTable<'a>) -> KeyPages<'a> {
+    KeyPages { memory: shaped(arenas, &table), table }
+}
+
 /// Whether no two runs write to the same page. Forks may have pages in common.
 fn write_apart(runs: &[KvRun<'_>]) -> bool {
-    let mut written: Vec<(usize, PageId)> = Vec::with_capacity(2 * runs.len());
+    let mut written: Vec<(usize, usize, PageId)> = Vec::with_capacity(2 * runs.len());
     for run in runs {
         let blocks = run.position / BLOCK..=(run.position + run.count.max(1) - 1) / BLOCK;
-        let pages = blocks.filter_map(|block| run.pages.page(block));
-        written.extend(pages.map(|page| (run.pages.arena, page)));
+        for table in tables(run) {
+            let pages = blocks.clone().filter_map(|block| table.page(block));
+            written.extend(pages.map(|page| (table.arena, table.shape, page)));
+        }
     }
     let count = written.len();
     written.sort_unstable();
@@ -102,6 +122,7 @@ pub(crate) fn attend(
     arenas: &[&PageMemory],
     runs: &[KvRun<'_>],
     shape: &AttentionShape,
+    selected: Option<&SelectedBlocks>,
     sinks: Option<&[f32]>,
     out: &mut [f32],
 ) {
@@ -113,7 +134,8 @@ pub(crate) fn attend(
     let mut merges: Vec<Merge> = Vec::new();
     let mut partial_count = 0;
     for (index, run) in runs.iter().enumerate() {
-        let first = Queries { data: q, stride, positions: &[run.position], end: end(shape, run) };
+        let positions = &[run.position];
+        let first = Queries { data: q, stride, row: run.row, positions, end: end(shape, run) };
         let spans = visible_spans(shape, first);
         for kv_head in 0..shape.kv_heads {
             if run.count == 1 && spans.len() > 1 {
@@ -141,9 +163,9 @@ pub(crate) fn attend(
         (SharedMut(out.as_mut_ptr()), SharedMut(partials.as_mut_ptr()));
     let keys_of = |task: &Task| {
         let run = &runs[task.run];
-        let arena = arenas[run.pages.arena];
-        let KvRun { pages, selected, .. } = *run;
-        Keys { arena, kv_head: task.kv_head, pages, selected, then: &[] }
+        let pages = key_pages(arenas, run.pages);
+        let recent = run.recent.map(|r| (key_pages(arenas, r.pages), r.positions));
+        Keys { kv_head: task.kv_head, pages, recent, selected, then: &[] }
     };
     // A logit for each head of the group.
     let sinks_of = |kv_head: usize| sinks.map(|sinks| &sinks[kv_head * group..][..group]);
@@ -157,7 +179,7 @@ pub(crate) fn attend(
         let positions: Vec<usize> = task.rows.clone().map(|r| run.position + r).collect();
         let (row, head) = (run.row + task.rows.start, task.kv_head * group);
         let data = &q[row * stride + head * shape.k_dim..];
-        let queries = Queries { data, stride, positions: &positions, end: end(shape, run) };
+        let queries = Queries { data, stride, row, positions: &positions, end: end(shape, run) };
         SCRATCH.with_borrow_mut(|scratch| {
             let floats = scratch_floats(shape, positions.len());
             scratch.resize(scratch.len().max(floats), 0.0);
@@ -369,15 +391,14 @@ fn convolve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PageTable;
 
     #[test]
     fn runs_that_share_a_page_are_not_written_at_once() {
         let pages = |ids: &[u32]| ids.iter().map(|&id| PageId(id)).collect::<Vec<_>>();
         let (a, b, c) = (pages(&[1, 2]), pages(&[1, 3]), pages(&[4, 2]));
         let run = |pages, position| {
-            let pages = PageTable { arena: 0, pages, first_block: 0 };
-            KvRun { row: 0, count: 2, position, pages, selected: None }
+            let pages = PageTable { arena: 0, shape: 0, pages, first_block: 0 };
+            KvRun { row: 0, count: 2, position, pages, recent: None }
         };
         let second = BLOCK + 3;
         assert!(write_apart(&[run(&a, second), run(&b, second)]));

@@ -22,6 +22,7 @@ pub(crate) mod prefetch;
 mod quantise;
 mod rope;
 mod routing;
+mod selection;
 mod step;
 mod tasks;
 #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,6 @@
 //! Rotary position embedding: which angle each pair of a head turns by, and the turning.
 //!
-//! Pairs are "rotate half": dimension `i` turns with `i + rotary_dim / 2`; dimensions past `rotary_dim`
-//! pass through. Frequencies follow transformers' `modeling_rope_utils.py`; the angle is the f32
+//! What turns are consecutive dimensions of a head, in pairs; the others pass through. Frequencies follow transformers' `modeling_rope_utils.py`; the angle is the f32
 //! product of position and frequency, as there, and its cosine and sine are rounded from f64.
 
 use super::lanes::versions;
@@ -9,10 +8,23 @@ use super::lanes::versions;
 /// The rotation of one kind of attention layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// How many leading dimensions of a head turn.
+    /// How many dimensions of a head turn.
     pub rotary_dim: usize,
+    /// The first of them.
+    pub first_dim: usize,
+    /// Which of them turn together.
+    pub pairs: RopePairs,
     inv_freq: Vec<f32>, // [rotary_dim / 2]
     attention_factor: f32,
+}
+
+/// Which of the dimensions `0..n` that turn make a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairs {
+    /// `i` and `i + n / 2`, "rotate half".
+    Halves,
+    /// `2i` and `2i + 1`.
+    Interleaved,
 }
 
 /// What `rope_type: yarn` needs in addition to theta; names as in config.json.
@@ -47,7 +59,8 @@ fn periods(dim: usize, pairs: usize, theta: f64) -> impl Iterator<Item = f32> {
 impl Rope {
     fn new(rotary_dim: usize, inv_freq: Vec<f32>) -> Rope {
         assert_eq!(inv_freq.len() * 2, rotary_dim, "rotary dimension must be even");
-        Rope { rotary_dim, inv_freq, attention_factor: 1.0 }
+        let (first_dim, pairs) = (0, RopePairs::Halves);
+        Rope { rotary_dim, first_dim, pairs, inv_freq, attention_factor: 1.0 }
     }
 
     /// `rope_type: default`.
@@ -198,20 +211,37 @@ impl Turns {
 }
 
 versions! {
-    /// Turns the leading `2 * cos.len()` dimensions of each head of `head_dim` in place.
-    pub(crate) fn rotate(heads: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) = rotate_body
+    /// Turns each head of `head_dim` in place; `table` has the cosines of its pairs, then the sines.
+    pub(crate) fn rotate(heads: &mut [f32], head_dim: usize, rope: &Rope, table: &[f32]) = rotate_body
 }
 
 #[inline(always)]
-fn rotate_body(heads: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
-    let half = cos.len();
-    assert!(sin.len() == half && 2 * half <= head_dim && heads.len().is_multiple_of(head_dim));
+fn rotate_body(heads: &mut [f32], head_dim: usize, rope: &Rope, table: &[f32]) {
+    let turning = rope.first_dim..rope.first_dim + rope.rotary_dim;
+    assert!(table.len() == rope.rotary_dim && heads.len().is_multiple_of(head_dim));
+    let (cos, sin) = table.split_at(rope.rotary_dim / 2);
     for head in heads.chunks_exact_mut(head_dim) {
-        let (low, high) = head[..2 * half].split_at_mut(half);
-        for (((x, y), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-            (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));
+        let head = &mut head[turning.clone()];
+        match rope.pairs {
+            RopePairs::Halves => {
+                let (low, high) = head.split_at_mut(cos.len());
+                for (((x, y), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                    (*x, *y) = turned(*x, *y, c, s);
+                }
+            }
+            RopePairs::Interleaved => {
+                let pairs = head.as_chunks_mut::<2>().0;
+                for ((pair, &c), &s) in pairs.iter_mut().zip(cos).zip(sin) {
+                    *pair = turned(pair[0], pair[1], c, s).into();
+                }
+            }
         }
     }
+}
+
+#[inline(always)]
+fn turned(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
+    (x.mul_add(cos, -(y * sin)), y.mul_add(cos, x * sin))
 }
 
 #[cfg(test)]
@@ -321,25 +351,34 @@ mod tests {
     #[test]
     fn rotation_agrees_with_complex_numbers_on_every_instruction_set() {
         let mut random = Random::new(5);
-        for (head_dim, rotary_dim) in [(256, 64), (64, 64), (40, 18), (512, 512)] {
-            let rope = Rope::default_theta(rotary_dim, 1e4);
+        let heads = [(256, 64, 0), (64, 64, 0), (40, 18, 0), (512, 512, 0), (96, 32, 64)];
+        let kinds = heads.iter().flat_map(|&head| {
+            [RopePairs::Halves, RopePairs::Interleaved].map(|pairs| (head, pairs))
+        });
+        for ((head_dim, rotary_dim, first_dim), pairs) in kinds {
+            let rope = Rope { first_dim, pairs, ..Rope::default_theta(rotary_dim, 1e4) };
             let half = rotary_dim / 2;
-            let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
-            rope.table(12_345, &mut cos, &mut sin);
+            let mut table = vec![0.0; rotary_dim];
+            let (cos, sin) = table.split_at_mut(half);
+            rope.table(12_345, cos, sin);
             let x = random.normals(3 * head_dim);
             let mut want: Vec<f64> = x.iter().map(|&x| x.into()).collect();
             for head in want.chunks_mut(head_dim) {
                 for j in 0..half {
                     let angle = f64::from(12_345.0 * rope.inv_freq[j]);
-                    let (a, b) = (head[j], head[j + half]);
-                    head[j] = a * angle.cos() - b * angle.sin();
-                    head[j + half] = a * angle.sin() + b * angle.cos();
+                    let (i, k) = match pairs {
+                        RopePairs::Halves => (first_dim + j, first_dim + j + half),
+                        RopePairs::Interleaved => (first_dim + 2 * j, first_dim + 2 * j + 1),
+                    };
+                    let (a, b) = (head[i], head[k]);
+                    head[i] = a * angle.cos() - b * angle.sin();
+                    head[k] = a * angle.sin() + b * angle.cos();
                 }
             }
             let mut first = None;
             for isa in isas() {
                 let mut got = x.clone();
-                rotate(isa, &mut got, head_dim, &cos, &sin);
+                rotate(isa, &mut got, head_dim, &rope, &table);
                 assert_close(&got, &want, 3e-7);
                 assert_same_bits(&got, first.get_or_insert(got.clone()));
             }

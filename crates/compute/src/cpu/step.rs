@@ -13,19 +13,21 @@ use super::moe::{self, RoutingTable, Shared};
 use super::pool::Pool;
 use super::rope::Turns;
 use super::routing::top_k;
+use super::selection::SelectedBlocks;
 use super::{activation, dense, mixer, norm, rope};
 use crate::bank::{Expert, ExpertBank, Trial};
 use crate::kept::DeltaInputs;
 use crate::memory::{KvArena, PageMemory, RecurrentArena, Rows, SlotMemory};
 use crate::step::{
-    Activation, AttentionShape, DeltaShape, Fence, KvRun, Linear, Mark, RouterShape, Routing,
-    RowFailure, RowLogits, RowSource, SharedExpert, StateRun, Step, Tensor,
+    Activation, AttentionShape, DeltaShape, Fence, HeadRows, KvRun, Linear, Mark, RouterShape,
+    Routing, RowFailure, RowLogits, RowSource, Selection, SharedExpert, StateRun, Step, Tensor,
 };
 use crate::{Features, Matrix, Norm, Result, Rope, Tape, Vector, Weight};
 
 thread_local! {
     /// A row on its way from its source.
     static ROW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static ROW_VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A CPU: its threads, its instruction set, and memory for the activations of one step.
@@ -36,6 +38,7 @@ pub struct CpuBackend {
     matmul: matmul::Scratch,
     moe: moe::Scratch,
     routing: RoutingTable,
+    selected: SelectedBlocks,
     failures: Vec<RowFailure>,
     partials: Vec<f32>,
     turns: Turns,
@@ -51,6 +54,7 @@ impl CpuBackend {
             matmul: matmul::Scratch::default(),
             moe: moe::Scratch::default(),
             routing: RoutingTable::default(),
+            selected: SelectedBlocks::default(),
             failures: Vec::new(),
             partials: Vec::new(),
             turns: Turns::default(),
@@ -316,8 +320,7 @@ impl Step for CpuStep<'_> {
         let table = turns.of(rope, positions);
         self.update_rows(x, |row, values| {
             let table = &table[row * rope.rotary_dim..][..rope.rotary_dim];
-            let (cos, sin) = table.split_at(rope.rotary_dim / 2);
-            rope::rotate(isa, values, head_dim, cos, sin);
+            rope::rotate(isa, values, head_dim, rope, table);
         });
         self.backend.turns = turns;
     }
@@ -337,6 +340,36 @@ impl Step for CpuStep<'_> {
             weights,
             &starts,
         );
+        out
+    }
+
+    fn matmul_transposed(&mut self, x: Tensor, weight: &Weight, heads: &HeadRows) -> Tensor {
+        let view = weight.view();
+        assert_eq!(x.cols, heads.heads * heads.count, "values of other heads");
+        assert!((heads.heads - 1) * heads.stride + heads.first + heads.count <= view.rows);
+        let out = self.new_tensor(x.rows, heads.heads * view.cols);
+        let (isa, cols, from) = (self.backend.isa, view.cols, self.view(x).read());
+        let to = SharedMut(self.view(out).start);
+        let head = |head: usize| {
+            // SAFETY: a task has columns of its own in each row.
+            let sum_of = |row: usize| unsafe {
+                let start = to.at(row * out.cols + head * cols);
+                std::slice::from_raw_parts_mut(start, cols)
+            };
+            (0..x.rows).for_each(|row| sum_of(row).fill(0.0));
+            ROW_VALUES.with_borrow_mut(|values| {
+                values.resize(cols, 0.0);
+                for i in 0..heads.count {
+                    let row = head * heads.stride + heads.first + i;
+                    dense::dequantise_row(isa, &view, row, values);
+                    for row in 0..x.rows {
+                        let factor = from[row * x.cols + head * heads.count + i] * view.factor;
+                        activation::scale_add(isa, sum_of(row), values, factor);
+                    }
+                }
+            });
+        };
+        self.backend.pool.run(heads.heads, &head);
         out
     }
 
@@ -391,12 +424,26 @@ impl Step for CpuStep<'_> {
         mixer::store(&mut self.backend.pool, &rows, &settled(arenas), runs);
     }
 
+    fn choose_blocks(
+        &mut self,
+        scores: Tensor,
+        positions: &[u32],
+        kv_heads: usize,
+        most: usize,
+    ) -> Selection {
+        assert_eq!(scores.rows, positions.len(), "a position for each row");
+        let values = self.view(scores).read();
+        self.backend.selected.choose(values, scores.cols, positions, kv_heads, most);
+        Selection { rows: scores.rows, kv_heads }
+    }
+
     fn attend(
         &mut self,
         q: Tensor,
         arenas: &mut [KvArena],
         runs: &[KvRun<'_>],
         shape: &AttentionShape,
+        selection: Option<Selection>,
         sinks: Option<&Vector>,
     ) -> Tensor {
         assert_eq!(q.cols, shape.heads * shape.k_dim, "queries of another shape");
@@ -404,8 +451,9 @@ impl Step for CpuStep<'_> {
         let (q, to) = (self.view(q).read(), self.view(out).write());
         let backend = &mut *self.backend;
         let (partials, sinks) = (&mut backend.partials, sinks.map(Vector::values));
-        let pages = settled(arenas);
-        mixer::attend(backend.isa, &mut backend.pool, partials, q, &pages, runs, shape, sinks, to);
+        let (isa, pool, pages) = (backend.isa, &mut backend.pool, settled(arenas));
+        let selected = selection.map(|of| backend.selected.check(of.rows, of.kv_heads));
+        mixer::attend(isa, pool, partials, q, &pages, runs, shape, selected, sinks, to);
         out
     }
 

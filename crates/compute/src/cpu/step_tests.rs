@@ -1,8 +1,9 @@
 //! Operations of draft heads, through the step as a model calls them.
 
 use super::super::activation::testing::{Random, assert_close, assert_same_bits};
+use super::super::dot::tests::{encodings, random_weight, value};
 use super::*;
-use crate::memory::{KvFormat, PageId};
+use crate::memory::{ArenaShape, KvFormat, PageId};
 use crate::{Error, HostStore, PageTable, Store};
 
 const HEADS: usize = 4;
@@ -50,15 +51,15 @@ fn reference(q: &[f32], k: &[f32], v: &[f32], context: usize, shape: &AttentionS
 fn check(context: usize, count: usize, is_bidirectional: bool, window: Option<usize>) {
     let mut random = Random::new((context * 100 + count) as u64);
     let shape = shape(is_bidirectional, window);
-    let mut arenas = [KvArena::new(shape.pages(KvFormat::F32), 16).unwrap()];
+    let mut arenas = [KvArena::new(ArenaShape::of(shape.pages(KvFormat::F32)), 16).unwrap()];
     let tables: [Vec<PageId>; 2] =
         [(0..8).map(PageId).collect(), (8..16).rev().map(PageId).collect()];
     let run = |row: usize, count: usize, position: usize, sequence: usize| KvRun {
         row,
         count,
         position,
-        pages: PageTable { arena: 0, pages: &tables[sequence], first_block: 0 },
-        selected: None,
+        pages: PageTable { arena: 0, shape: 0, pages: &tables[sequence], first_block: 0 },
+        recent: None,
     };
     // The second sequence is one row shorter, in both its context and its block.
     let (contexts, counts) = ([context, context - 1], [count, count - 1]);
@@ -82,9 +83,9 @@ fn check(context: usize, count: usize, is_bidirectional: bool, window: Option<us
     let queries = step.upload(&q.concat(), HEADS * DIM);
     let runs = [run(0, count, context, 0), run(count, count - 1, context - 1, 1)];
     step.store(&[keys, values], &mut arenas, &runs);
-    let out = step.attend(queries, &mut arenas, &runs, &shape, None);
+    let out = step.attend(queries, &mut arenas, &runs, &shape, None, None);
     // A layer that shares these keys and values writes nothing and sees the same.
-    let again = step.attend(queries, &mut arenas, &runs, &shape, None);
+    let again = step.attend(queries, &mut arenas, &runs, &shape, None, None);
     let fence = step.submit();
     let want: Vec<f64> =
         (0..2).flat_map(|s| reference(&q[s], &k[s], &v[s], contexts[s], &shape)).collect();
@@ -107,19 +108,19 @@ fn stored_contexts_are_attended_to() {
 #[test]
 fn what_a_window_has_left_behind_is_not_stored() {
     let pages = shape(false, None).pages(KvFormat::F32);
-    let mut arenas = [KvArena::new(pages, 2).unwrap()];
+    let mut arenas = [KvArena::new(ArenaShape::of(pages), 2).unwrap()];
     let values = Random::new(3).normals(100 * WIDTH);
     let mut backend = backend();
     let mut step = backend.begin();
     let x = step.upload(&values, WIDTH);
     // Positions 50 to 149, of which blocks 1 and 2 are still there.
     let pages = [PageId(1), PageId(0)];
-    let table = PageTable { arena: 0, pages: &pages, first_block: 1 };
-    let run = KvRun { row: 0, count: 100, position: 50, pages: table, selected: None };
+    let table = PageTable { arena: 0, shape: 0, pages: &pages, first_block: 1 };
+    let run = KvRun { row: 0, count: 100, position: 50, pages: table, recent: None };
     step.store(&[x, x], &mut arenas, &[run]);
     for position in 64..150 {
         let (page, row) = (pages[position / 64 - 1], position - 50);
-        let [k, v] = [0, 1].map(|plane| arenas[0].read(page, position % 64, plane, 1));
+        let [k, v] = [0, 1].map(|plane| arenas[0].read(0, page, position % 64, plane, 1));
         let want = &values[row * WIDTH + DIM..][..DIM];
         assert!(k == want && v == want, "position {position}");
     }
@@ -243,5 +244,38 @@ fn rows_are_fetched_and_a_broken_one_fails_its_row_alone() {
     for (values, row) in step.read(&fence, x).chunks_exact(2).zip(rows) {
         let row = if row == 5 { 0.0 } else { row as f32 };
         assert_eq!(values, [row / 2.0, row]);
+    }
+}
+
+#[test]
+fn heads_multiply_with_their_rows_transposed() {
+    let heads = HeadRows { heads: 3, stride: 10, first: 6, count: 4 };
+    let mut random = Random::new(8);
+    let x = random.normals(5 * 12);
+    for encoding in encodings() {
+        let weight = random_weight(30, 128, encoding, 3);
+        let view = weight.view();
+        let mut want = Vec::new();
+        for x in x.chunks_exact(12) {
+            for (head, x) in x.chunks_exact(4).enumerate() {
+                let sum = |col: usize| -> f64 {
+                    let rows = head * 10 + 6..head * 10 + 10;
+                    rows.zip(x).map(|(row, &x)| f64::from(x) * value(&view, row, col)).sum()
+                };
+                want.extend((0..128).map(sum));
+            }
+        }
+        let mut backend = backend();
+        let mut product = |x: &[f32]| {
+            let mut step = backend.begin();
+            let x = step.upload(x, 12);
+            let out = step.matmul_transposed(x, &weight, &heads);
+            let fence = step.submit();
+            step.read(&fence, out).to_vec()
+        };
+        let got = product(&x);
+        assert_close(&got, &want, 1e-6);
+        // A row's result is the same alone.
+        assert_same_bits(&product(&x[24..36]), &got[2 * 3 * 128..][..3 * 128]);
     }
 }

@@ -8,16 +8,23 @@ use machine::Result;
 #[cfg(feature = "recording")]
 use crate::recording::Shared;
 
-use super::{PageId, PageMemory, PageShape, SlotId, SlotMemory, slot_bytes};
+use super::{ArenaShape, PageId, PageMemory, SlotId, SlotMemory, slot_bytes};
 
-/// Pages of one shape.
+/// Pages of one shape, or of several.
 #[derive(Debug)]
 pub struct KvArena {
-    shape: PageShape,
-    page_count: usize,
-    /// Pages to be copied over others.
-    copies: Vec<(PageId, PageId)>,
+    shape: ArenaShape,
+    chunk_count: usize,
+    /// Pages to be copied over others of their shape.
+    copies: Vec<PageCopy>,
     memory: Memory<PageMemory>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PageCopy {
+    shape: usize,
+    from: PageId,
+    to: PageId,
 }
 
 /// Slots for what a recurrent layer remembers.
@@ -63,25 +70,25 @@ impl<T> Memory<T> {
 }
 
 impl KvArena {
-    /// Maps `page_count` pages of host memory; nothing is resident until it is written.
-    pub(crate) fn new(shape: PageShape, page_count: usize) -> Result<KvArena> {
-        let memory = Memory::Host(PageMemory::new(shape.clone(), page_count)?);
-        Ok(KvArena { shape, page_count, copies: Vec::new(), memory })
+    /// Maps `chunk_count` chunks of host memory; nothing is resident until it is written.
+    pub(crate) fn new(shape: ArenaShape, chunk_count: usize) -> Result<KvArena> {
+        let memory = Memory::Host(PageMemory::new(&shape, chunk_count)?);
+        Ok(KvArena { shape, chunk_count, copies: Vec::new(), memory })
     }
 
-    /// What a page holds.
-    pub fn shape(&self) -> &PageShape {
+    /// What its pages may hold.
+    pub fn shape(&self) -> &ArenaShape {
         &self.shape
     }
 
-    /// Bytes of one page.
-    pub fn page_bytes(&self) -> usize {
-        self.shape.bytes()
+    /// How many chunks there are.
+    pub fn chunk_count(&self) -> usize {
+        self.chunk_count
     }
 
-    /// How many pages there are.
-    pub fn page_count(&self) -> usize {
-        self.page_count
+    /// Bytes of all chunks.
+    pub fn bytes(&self) -> usize {
+        self.chunk_count * self.shape.chunk_bytes()
     }
 
     /// Makes the whole arena resident now, where that is the host's to do.
@@ -93,29 +100,38 @@ impl KvArena {
         }
     }
 
-    /// Copies a page, before the next operation.
-    pub fn copy_page(&mut self, from: PageId, to: PageId) {
-        self.copies.push((from, to));
+    /// Copies a page over another of its shape, before the next operation.
+    pub fn copy_page(&mut self, shape: usize, from: PageId, to: PageId) {
+        self.copies.push(PageCopy { shape, from, to });
     }
 
     /// The pages as the CPU's kernels see them, all copies made.
     pub(crate) fn settled(&mut self) -> &mut PageMemory {
         let memory = self.memory.host_mut();
-        self.copies.drain(..).for_each(|(from, to)| memory.copy_page(from, to));
+        for PageCopy { shape, from, to } in self.copies.drain(..) {
+            memory.shaped_mut(shape).copy_page(from, to);
+        }
         memory
     }
 
     /// Stores one position: for each plane the vectors of all its heads, `[heads * width]`. For tests: a step stores rows.
-    pub fn write(&mut self, page: PageId, slot: usize, rows: &[&[f32]]) {
-        self.settled().write(page, slot, rows);
+    pub fn write(&mut self, shape: usize, page: PageId, slot: usize, rows: &[&[f32]]) {
+        self.settled().shaped_mut(shape).write(page, slot, rows);
     }
 
     /// A vector of one position, as f32. For tests: a step reads whole blocks.
-    pub fn read(&self, page: PageId, slot: usize, plane: usize, head: usize) -> Vec<f32> {
+    pub fn read(
+        &self,
+        shape: usize,
+        page: PageId,
+        slot: usize,
+        plane: usize,
+        head: usize,
+    ) -> Vec<f32> {
         // Back through the copies that are due.
-        let copies = self.copies.iter().rev();
-        let page = copies.fold(page, |page, &(from, to)| if to == page { from } else { page });
-        self.memory.host().read(page, slot, plane, head)
+        let copies = self.copies.iter().rev().filter(|copy| copy.shape == shape);
+        let page = copies.fold(page, |page, copy| if copy.to == page { copy.from } else { page });
+        self.memory.host().shaped(shape).read(page, slot, plane, head)
     }
 }
 
@@ -228,7 +244,7 @@ impl KvArena {
     /// The arena with the copies that are due, for an operation in a queue.
     pub(crate) fn record(&mut self) -> KvArena {
         let (copies, memory) = (std::mem::take(&mut self.copies), self.memory.again());
-        KvArena { shape: self.shape.clone(), page_count: self.page_count, copies, memory }
+        KvArena { shape: self.shape.clone(), chunk_count: self.chunk_count, copies, memory }
     }
 
     /// The arenas in host memory, while `run` runs.

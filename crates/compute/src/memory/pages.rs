@@ -16,13 +16,19 @@ pub const BLOCK: usize = 64;
 /// Columns of a vector that lie together in [`PlaneOrder::Panels`]; the last panel may be narrower.
 pub(crate) const PANEL: usize = 64;
 
+/// The most pages of the largest shape in a chunk.
+const CHUNK_PAGES: usize = 8;
+
+/// The most pages of any shape in a chunk: one bit each in a word.
+pub const MOST_CHUNK_PAGES: usize = 64;
+
 /// Panels are rounded up to so many columns.
 const LANES: usize = 16;
 
 /// The largest finite f16: what is written to an f16 plane saturates here.
 const F16_MAX: f32 = 65504.0;
 
-/// A page of a [`KvArena`](super::KvArena).
+/// A page of a [`KvArena`](super::KvArena), among those of its shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
@@ -41,6 +47,22 @@ impl KvFormat {
             KvFormat::F16 => 2,
             KvFormat::F32 => 4,
         }
+    }
+}
+
+/// How a layer keeps the keys and values of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvCode {
+    /// Those of every position.
+    pub all: KvFormat,
+    /// The newest of them once more: how many positions, and how. `None` if once is enough.
+    pub recent: Option<(usize, KvFormat)>,
+}
+
+impl KvCode {
+    /// All of them once.
+    pub fn plain(all: KvFormat) -> KvCode {
+        KvCode { all, recent: None }
     }
 }
 
@@ -70,6 +92,14 @@ pub struct Plane {
 /// The planes of a layer. Keys come first, then values unless they are a part of the keys, then the rest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PageShape(Vec<Plane>);
+
+/// What the pages of an arena may hold. Pages of several shapes share the arena's bytes chunk by chunk: the pages of one
+/// chunk are all of one shape, and a chunk may change its shape whenever none of its pages is in use.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ArenaShape {
+    shapes: Vec<PageShape>,
+    chunk_bytes: usize,
+}
 
 impl Plane {
     /// Values of one head in a page.
@@ -121,29 +151,72 @@ impl PageShape {
     }
 }
 
+impl ArenaShape {
+    /// Pages of one shape: a page is a chunk.
+    pub fn of(shape: PageShape) -> ArenaShape {
+        ArenaShape { chunk_bytes: shape.bytes(), shapes: vec![shape] }
+    }
+
+    /// Pages of any of these shapes, in chunks of so many of the largest that little is left over of any.
+    pub fn mixed(shapes: Vec<PageShape>) -> ArenaShape {
+        let largest = shapes.iter().map(PageShape::bytes).max().unwrap_or(0);
+        let waste = |chunk: usize| {
+            let left = shapes.iter().map(|shape| chunk % shape.bytes().max(1));
+            left.max().unwrap_or(0) as f64 / chunk.max(1) as f64
+        };
+        let sizes = (1..=CHUNK_PAGES).map(|pages| largest.saturating_mul(pages));
+        let chunk_bytes = sizes.min_by(|&a, &b| waste(a).total_cmp(&waste(b))).unwrap_or(0);
+        ArenaShape { shapes, chunk_bytes }
+    }
+
+    /// The shapes, in order.
+    pub fn shapes(&self) -> &[PageShape] {
+        &self.shapes
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Pages of a shape that a chunk has room for.
+    pub fn chunk_pages(&self, shape: usize) -> usize {
+        (self.chunk_bytes / self.shapes[shape].bytes().max(1)).min(MOST_CHUNK_PAGES)
+    }
+}
+
 /// Width in memory of the panel that starts at `column`.
 #[inline(always)]
 pub(crate) fn panel_width(width: usize, column: usize) -> usize {
     (width - column).min(PANEL).next_multiple_of(LANES)
 }
 
-/// Pages of one shape in host memory.
+/// Pages of an arena in host memory.
+#[derive(Debug)]
 pub(crate) struct PageMemory {
+    /// For each shape the pages that there are if all chunks have it.
+    shaped: Vec<ShapedPages>,
+    memory: Pages,
+}
+
+/// The pages of one shape in host memory that belongs to a [`PageMemory`].
+pub(crate) struct ShapedPages {
     shape: PageShape,
     /// Where each plane starts in a page.
     starts: Vec<usize>,
     page_bytes: usize,
+    chunk_bytes: usize,
+    chunk_pages: usize,
     page_count: usize,
     isa: Isa,
     base: *mut u8,
-    memory: Pages,
 }
 
-// SAFETY: `base` points into `memory`, which the arena owns; sharing it is governed by the contracts of the
-// unsafe functions, and the safe ones follow Rust's borrowing.
-unsafe impl Send for PageMemory {}
+// SAFETY: `base` points into memory that lives as long; sharing it is governed by the contracts of the unsafe functions,
+// and the safe ones follow Rust's borrowing.
+unsafe impl Send for ShapedPages {}
 // SAFETY: as above.
-unsafe impl Sync for PageMemory {}
+unsafe impl Sync for ShapedPages {}
 
 /// One head of a plane in one page.
 #[derive(Clone, Copy, Debug)]
@@ -196,34 +269,51 @@ impl<'a> PlaneBlock<'a> {
 }
 
 impl PageMemory {
-    /// Maps an arena of `page_count` pages; nothing is resident until it is written.
-    pub(crate) fn new(shape: PageShape, page_count: usize) -> Result<PageMemory> {
-        let page_bytes = shape.bytes();
-        let mut memory = Pages::new(page_bytes.saturating_mul(page_count))?;
-        let base = memory.as_mut_ptr();
-        let starts = shape.planes().iter().scan(0, |end, plane| {
-            let start = *end;
-            *end += plane.bytes();
-            Some(start)
-        });
-        let (starts, isa) = (starts.collect(), machine::cpu::isa());
-        Ok(PageMemory { shape, starts, page_bytes, page_count, isa, base, memory })
+    /// Maps `chunk_count` chunks; nothing is resident until it is written.
+    pub(crate) fn new(arena: &ArenaShape, chunk_count: usize) -> Result<PageMemory> {
+        let mut memory = Pages::new(arena.chunk_bytes().saturating_mul(chunk_count))?;
+        let (base, isa) = (memory.as_mut_ptr(), machine::cpu::isa());
+        let shaped = |(index, shape): (usize, &PageShape)| {
+            let starts = shape.planes().iter().scan(0, |end, plane| {
+                let start = *end;
+                *end += plane.bytes();
+                Some(start)
+            });
+            let chunk_pages = arena.chunk_pages(index);
+            ShapedPages {
+                shape: shape.clone(),
+                starts: starts.collect(),
+                page_bytes: shape.bytes(),
+                chunk_bytes: arena.chunk_bytes(),
+                chunk_pages,
+                page_count: chunk_pages * chunk_count,
+                isa,
+                base,
+            }
+        };
+        Ok(PageMemory { shaped: arena.shapes().iter().enumerate().map(shaped).collect(), memory })
     }
 
-    /// Planes of a page.
-    pub(crate) fn plane_count(&self) -> usize {
-        self.starts.len()
+    /// The pages of one of the arena's shapes.
+    pub(crate) fn shaped(&self, shape: usize) -> &ShapedPages {
+        &self.shaped[shape]
     }
 
-    /// What a page holds.
-    #[cfg(test)]
-    pub(crate) fn shape(&self) -> &PageShape {
-        &self.shape
+    /// The same, for writing.
+    pub(crate) fn shaped_mut(&mut self, shape: usize) -> &mut ShapedPages {
+        &mut self.shaped[shape]
     }
 
     /// Makes the whole arena resident now.
     pub(crate) fn prefault(&mut self) {
         self.memory.prefault();
+    }
+}
+
+impl ShapedPages {
+    /// Planes of a page.
+    pub(crate) fn plane_count(&self) -> usize {
+        self.starts.len()
     }
 
     /// Stores one position: for each plane the vectors of all its heads, `[heads * width]`.
@@ -329,8 +419,9 @@ impl PageMemory {
     fn page_ptr(&self, page: PageId) -> *mut u8 {
         let index = page.0 as usize;
         assert!(index < self.page_count);
+        let (chunk, index) = (index / self.chunk_pages, index % self.chunk_pages);
         // SAFETY: the page is in range, so the offset is inside the mapping.
-        unsafe { self.base.add(index * self.page_bytes) }
+        unsafe { self.base.add(chunk * self.chunk_bytes + index * self.page_bytes) }
     }
 
     fn head_ptr(&self, page: PageId, plane: usize, head: usize) -> *mut u8 {
@@ -342,9 +433,9 @@ impl PageMemory {
     }
 }
 
-impl std::fmt::Debug for PageMemory {
+impl std::fmt::Debug for ShapedPages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PageMemory")
+        f.debug_struct("ShapedPages")
             .field("shape", &self.shape)
             .field("page_count", &self.page_count)
             .finish_non_exhaustive()

@@ -12,6 +12,10 @@ fn pair(format: KvFormat, heads: usize, width: usize) -> PageShape {
     PageShape::new(vec![plane(PlaneOrder::Columns), plane(PlaneOrder::Panels)])
 }
 
+fn pages_of(shape: PageShape, count: usize) -> Result<PageMemory> {
+    PageMemory::new(&ArenaShape::of(shape), count)
+}
+
 /// Element (slot, column), by the definition of the orders.
 fn element(block: PlaneBlock<'_>, plane: Plane, slot: usize, column: usize) -> f32 {
     let panel = column / PANEL * PANEL;
@@ -29,7 +33,8 @@ fn element(block: PlaneBlock<'_>, plane: Plane, slot: usize, column: usize) -> f
 #[track_caller]
 fn check_round_trip(shape: &PageShape) {
     let mut seed = 11u32;
-    let mut arena = PageMemory::new(shape.clone(), 3).unwrap();
+    let mut memory = pages_of(shape.clone(), 3).unwrap();
+    let arena = memory.shaped_mut(0);
     // Multiples of 1/8 below 16 are exact in f16.
     let mut values = |count: usize| -> Vec<f32> {
         let mut next = || {
@@ -88,7 +93,8 @@ fn planes_of_a_layer_may_differ_in_heads_width_order_and_format() {
 
 #[test]
 fn f16_pages_saturate() {
-    let mut arena = PageMemory::new(pair(KvFormat::F16, 1, 16), 1).unwrap();
+    let mut memory = pages_of(pair(KvFormat::F16, 1, 16), 1).unwrap();
+    let arena = memory.shaped_mut(0);
     arena.write(PageId(0), 5, &[&[1e9; 16], &[f32::NEG_INFINITY; 16]]);
     let read = |plane: usize| arena.read(PageId(0), 5, plane, 0)[3];
     assert_eq!((read(0), read(1)), (65504.0, -65504.0));
@@ -105,10 +111,10 @@ fn sizes_that_cannot_be_are_refused_without_overflow() {
     let huge = [usize::MAX, usize::MAX - 1, usize::MAX - 15, usize::MAX - 16, usize::MAX / 64 + 1];
     for size in huge {
         for format in [KvFormat::F16, KvFormat::F32] {
-            assert!(PageMemory::new(pair(format, 1, size), 1).is_err());
-            assert!(PageMemory::new(pair(format, size, 256), 2).is_err());
-            assert!(PageMemory::new(pair(format, 2, 64), size).is_err());
-            assert!(PageMemory::new(pair(format, size, size), size).is_err());
+            assert!(pages_of(pair(format, 1, size), 1).is_err());
+            assert!(pages_of(pair(format, size, 256), 2).is_err());
+            assert!(pages_of(pair(format, 2, 64), size).is_err());
+            assert!(pages_of(pair(format, size, size), size).is_err());
         }
     }
 }
@@ -116,10 +122,10 @@ fn sizes_that_cannot_be_are_refused_without_overflow() {
 #[test]
 fn threads_write_disjoint_slots_of_one_page() {
     let shape = pair(KvFormat::F16, 1, 64);
-    let arena = PageMemory::new(shape.clone(), 1).unwrap();
+    let memory = pages_of(shape.clone(), 1).unwrap();
+    let arena = memory.shaped(0);
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let arena = &arena;
             scope.spawn(move || {
                 for slot in (thread..BLOCK).step_by(4) {
                     let row = [slot as f32; 64];
@@ -135,6 +141,42 @@ fn threads_write_disjoint_slots_of_one_page() {
         for slot in 0..BLOCK {
             let block = arena.block(PageId(0), index, 0);
             assert_eq!(element(block, plane, slot, 63), slot as f32);
+        }
+    }
+}
+
+#[test]
+fn shapes_share_an_arena_chunk_by_chunk() {
+    let narrow = PageShape::new(vec![plane(1, 8, PlaneOrder::Columns, KvFormat::F16)]);
+    let wide = PageShape::new(vec![plane(3, 16, PlaneOrder::Columns, KvFormat::F32)]);
+    let shape = ArenaShape::mixed(vec![wide.clone(), narrow.clone()]);
+    assert_eq!(shape.shapes(), [wide.clone(), narrow.clone()]);
+    // Twelve narrow pages are as large as a wide one.
+    assert_eq!((shape.chunk_pages(0), shape.chunk_pages(1)), (1, 12));
+    let mut memory = PageMemory::new(&shape, 3).unwrap();
+    // The first and the last chunk hold wide pages, the one between them narrow ones.
+    for page in [0, 2].map(PageId) {
+        memory.shaped_mut(0).write(page, 7, &[&[page.0 as f32 + 1.0; 48]]);
+    }
+    for page in (12..24).map(PageId) {
+        memory.shaped_mut(1).write(page, 7, &[&[page.0 as f32; 8]]);
+    }
+    memory.shaped_mut(1).copy_page(PageId(23), PageId(12));
+    let wide = [0, 2].map(|page| memory.shaped(0).read(PageId(page), 7, 0, 2)[15]);
+    assert_eq!(wide, [1.0, 3.0]);
+    let narrow = |page| memory.shaped(1).read(PageId(page), 7, 0, 0)[7];
+    assert_eq!([12, 13, 22, 23].map(narrow), [23.0, 13.0, 22.0, 23.0]);
+}
+
+#[test]
+fn chunks_leave_little_over() {
+    let bytes = |heads| plane(heads, 16, PlaneOrder::Columns, KvFormat::F16);
+    for (large, small) in [(16, 9), (16, 5), (31, 17), (8, 8), (33, 1)] {
+        let shapes = [large, small].map(|heads| PageShape::new(vec![bytes(heads)]));
+        let shape = ArenaShape::mixed(shapes.to_vec());
+        for (index, page) in shapes.iter().enumerate() {
+            let used = shape.chunk_pages(index) * page.bytes();
+            assert!(used * 10 >= shape.chunk_bytes() * 9, "{large} and {small}");
         }
     }
 }

@@ -15,7 +15,7 @@ use machine::cpu::Isa;
 use machine::pages::Pages;
 
 use crate::cpu::Stack;
-use crate::memory::{KvArena, PageShape, RecurrentArena};
+use crate::memory::{ArenaShape, KvArena, RecurrentArena};
 use crate::store::{Region, Slab, Store, Vector, weight_memory};
 use crate::{CpuBackend, CpuStep, Result, Tape};
 
@@ -91,8 +91,8 @@ impl Store for RecordingStore {
         Vector::recorded(self.locked(values.into()), len)
     }
 
-    fn kv(&self, shape: &PageShape, page_count: usize) -> machine::Result<KvArena> {
-        Ok(KvArena::new(shape.clone(), page_count)?.into_recorded())
+    fn kv(&self, shape: &ArenaShape, chunk_count: usize) -> machine::Result<KvArena> {
+        Ok(KvArena::new(shape.clone(), chunk_count)?.into_recorded())
     }
 
     fn recurrent(&self, slot_floats: usize, slot_count: usize) -> machine::Result<RecurrentArena> {

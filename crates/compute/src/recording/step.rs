@@ -9,8 +9,9 @@ use super::bank::{CompleteLayer, DividedLayers};
 use super::{Operation, RecordingBackend, Shared};
 use crate::memory::{KvArena, PageId, RecurrentArena};
 use crate::step::{
-    Activation, AttentionShape, DeltaShape, Fence, KvRun, Linear, Mark, PageTable, RouterShape,
-    Routing, RowFailure, RowLogits, RowSource, SharedExpert, StateRun, Step, Tensor,
+    Activation, AttentionShape, DeltaShape, Fence, HeadRows, KvRun, Linear, Mark, PageTable,
+    RecentPages, RouterShape, Routing, RowFailure, RowLogits, RowSource, Selection, SharedExpert,
+    StateRun, Step, Tensor,
 };
 use crate::{CpuStep, ExpertBank, Features, Norm, Result, Rope, Tape, Vector, Weight};
 
@@ -144,6 +145,13 @@ impl Step for RecordingStep<'_> {
         out
     }
 
+    fn matmul_transposed(&mut self, x: Tensor, weight: &Weight, heads: &HeadRows) -> Tensor {
+        let (weight, heads) = (weight.clone(), *heads);
+        self.make(x.rows, heads.heads * weight.cols(), move |step| {
+            step.matmul_transposed(x, &weight, &heads)
+        })
+    }
+
     fn add(&mut self, into: Tensor, x: Tensor) {
         self.queue(move |step| step.add(into, x));
     }
@@ -177,12 +185,27 @@ impl Step for RecordingStep<'_> {
         });
     }
 
+    fn choose_blocks(
+        &mut self,
+        scores: Tensor,
+        positions: &[u32],
+        kv_heads: usize,
+        most: usize,
+    ) -> Selection {
+        let positions = positions.to_vec();
+        self.queue(move |step| {
+            step.choose_blocks(scores, &positions, kv_heads, most);
+        });
+        Selection { rows: scores.rows, kv_heads }
+    }
+
     fn attend(
         &mut self,
         q: Tensor,
         arenas: &mut [KvArena],
         runs: &[KvRun<'_>],
         shape: &AttentionShape,
+        selection: Option<Selection>,
         sinks: Option<&Vector>,
     ) -> Tensor {
         let (runs, shape, sinks) = (RecordedRun::all(runs), *shape, sinks.cloned());
@@ -191,7 +214,7 @@ impl Step for RecordingStep<'_> {
             let mut out = None;
             KvArena::lent(arenas, |arenas| {
                 let runs = RecordedRun::views(&runs);
-                out = Some(step.attend(q, arenas, &runs, &shape, sinks.as_ref()));
+                out = Some(step.attend(q, arenas, &runs, &shape, selection, sinks.as_ref()));
             });
             out.expect("it ran")
         })
@@ -323,20 +346,24 @@ impl Step for RecordingStep<'_> {
 /// A run that owns its tables.
 struct RecordedRun {
     run: (usize, usize, usize),
+    pages: RecordedTable,
+    recent: Option<(RecordedTable, usize)>,
+}
+
+/// A table that owns its pages.
+struct RecordedTable {
     arena: usize,
+    shape: usize,
     pages: Vec<PageId>,
     first_block: usize,
-    selected: Option<Vec<u32>>,
 }
 
 impl RecordedRun {
     fn all(runs: &[KvRun<'_>]) -> Vec<RecordedRun> {
         let record = |run: &KvRun<'_>| RecordedRun {
             run: (run.row, run.count, run.position),
-            arena: run.pages.arena,
-            pages: run.pages.pages.to_vec(),
-            first_block: run.pages.first_block,
-            selected: run.selected.map(<[u32]>::to_vec),
+            pages: RecordedTable::of(&run.pages),
+            recent: run.recent.map(|recent| (RecordedTable::of(&recent.pages), recent.positions)),
         };
         runs.iter().map(record).collect()
     }
@@ -347,9 +374,23 @@ impl RecordedRun {
 
     fn view(&self) -> KvRun<'_> {
         let (row, count, position) = self.run;
-        let RecordedRun { arena, first_block, .. } = *self;
-        let pages = PageTable { arena, pages: &self.pages, first_block };
-        KvRun { row, count, position, pages, selected: self.selected.as_deref() }
+        let recent = self
+            .recent
+            .as_ref()
+            .map(|(pages, positions)| RecentPages { pages: pages.view(), positions: *positions });
+        KvRun { row, count, position, pages: self.pages.view(), recent }
+    }
+}
+
+impl RecordedTable {
+    fn of(table: &PageTable<'_>) -> RecordedTable {
+        let PageTable { arena, shape, pages, first_block } = *table;
+        RecordedTable { arena, shape, pages: pages.to_vec(), first_block }
+    }
+
+    fn view(&self) -> PageTable<'_> {
+        let RecordedTable { arena, shape, first_block, .. } = *self;
+        PageTable { arena, shape, pages: &self.pages, first_block }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use checkpoint::Checkpoint;
 use compute::AttentionShape;
-use compute::memory::KvFormat;
-use model::{DecoderSpec, HeadSpec};
+use compute::memory::{KvCode, KvFormat};
+use model::{DecoderSpec, HeadSpec, in_format};
 use serde_json::{Value, json};
 use state::LayerKind;
 
@@ -32,9 +32,9 @@ fn an_mtp_head_is_found_under_every_prefix() {
         let floats: usize = weights.values().map(|values| values.data.len()).sum();
         assert_eq!(head.bytes(), 4 * floats as u64);
         let pages = AttentionShape::new(2, 1, 64, 64).pages(KvFormat::F16);
-        let kv = LayerKind::Kv { pages, window: None };
-        assert_eq!(head.layers(KvFormat::F16), std::slice::from_ref(&kv));
-        let layout = head.layout(&spec, KvFormat::F16).expect("a layout");
+        let kv = LayerKind::kv(pages, None);
+        assert_eq!(head.layers(&[KvCode::plain(KvFormat::F16)]), std::slice::from_ref(&kv));
+        let layout = head.layout(&spec, &in_format(KvFormat::F16)).expect("a layout");
         assert_eq!(layout.layers()[2..], [kv]);
     }
 }
@@ -84,8 +84,11 @@ fn a_dflash_draft_is_read_from_either_level_and_prefix() {
             let floats: usize = weights.values().map(|values| values.data.len()).sum();
             assert_eq!(head.bytes(), 4 * floats as u64);
             let pages = AttentionShape::new(4, 2, 32, 32).pages(KvFormat::F16);
-            let kv = |window| LayerKind::Kv { pages: pages.clone(), window };
-            assert_eq!(head.layers(KvFormat::F16), [kv(Some(24)), kv(None), kv(Some(24))]);
+            let kv = |window| LayerKind::kv(pages.clone(), window);
+            assert_eq!(
+                head.layers(&[KvCode::plain(KvFormat::F16)]),
+                [kv(Some(24)), kv(None), kv(Some(24))]
+            );
         }
     }
 }
@@ -97,7 +100,7 @@ fn a_target_that_can_be_cut_stays_so() {
     let checkpoint = with_file("qwen3-f32", &Weights::new());
     let target = model::arch::spec(&checkpoint).expect("a spec");
     let head = HeadSpec::dflash(&draft, &target).expect("a head");
-    assert!(head.layout(&target, KvFormat::F16).expect("a layout").is_rewindable());
+    assert!(head.layout(&target, &in_format(KvFormat::F16)).expect("a layout").is_rewindable());
 }
 
 #[track_caller]

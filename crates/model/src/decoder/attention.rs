@@ -55,7 +55,7 @@ impl Attention {
             self.append(pass, kv, &projected[1..], layer);
         }
         let (step, arenas, runs) = pass.pages(layer);
-        let mut o = step.attend(q, arenas, &runs, &self.shape, self.sinks.as_ref());
+        let mut o = step.attend(q, arenas, &runs, &self.shape, None, self.sinks.as_ref());
         if let Some(gate) = gate {
             o = step.sigmoid_gate(o, gate);
         }

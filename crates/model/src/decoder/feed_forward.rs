@@ -7,6 +7,7 @@ use compute::{
 use crate::Result;
 use crate::load::Loader;
 use crate::pass::Pass;
+use crate::residual::Residual;
 use crate::spec::{DenseSpec, FeedForwardSpec, MoeSpec, ParallelDenseSpec};
 
 /// Rows that a guess of a layer's routing is made from.
@@ -60,7 +61,7 @@ impl FeedForward {
     pub(crate) fn forward(
         &self,
         pass: &mut Pass<'_>,
-        h: Tensor,
+        h: Residual,
         x: Tensor,
         layer: usize,
     ) -> Tensor {
@@ -75,8 +76,8 @@ impl FeedForward {
                         // Both sides normed by themselves, and their sum.
                         let sum = parallel.dense.forward(step, x);
                         step.head_norm(sum, &parallel.dense_norm);
-                        let routed = step.norm(h, &parallel.router_norm);
-                        let x = step.norm(h, &parallel.expert_input_norm);
+                        let routed = h.enter(step, &parallel.router_norm);
+                        let x = h.enter(step, &parallel.expert_input_norm);
                         let y = moe.forward(step, routed, x, layer, bank);
                         step.head_norm(y, &parallel.expert_norm);
                         step.add(sum, y);
@@ -145,7 +146,7 @@ impl Moe {
     pub(super) fn look_ahead(
         &self,
         step: &mut dyn Step,
-        h: Tensor,
+        h: Residual,
         norm: &Norm,
         layer: usize,
         bank: &dyn ExpertBank,
@@ -154,9 +155,9 @@ impl Moe {
         // Some rows of a prompt tell which experts it will surely want.
         let stride = h.rows().div_ceil(GUESSED_ROWS);
         let rows: Vec<usize> = (0..h.rows()).step_by(stride).collect();
-        let some = if stride > 1 { step.select(h, &rows) } else { h };
+        let some = if stride > 1 { h.select(step, &rows) } else { h };
         let norm = self.parallel_dense.as_ref().map_or(norm, |parallel| &parallel.router_norm);
-        let x = step.norm(some, norm);
+        let x = some.enter(step, norm);
         let logits = step.matmul(x, &[&self.router]).remove(0);
         let routing = step.route(logits, &self.routing, self.choice_bias.as_ref(), None);
         step.expect(layer, routing, bank);

@@ -4,6 +4,7 @@ use compute::{Activation, Linear, Norm, RowSource, Step, Tensor};
 
 use crate::Result;
 use crate::load::{Loader, StoredRows};
+use crate::residual::Residual;
 use crate::spec::{PerLayerInputSpec, PerLayerSpec};
 
 /// What makes the rows.
@@ -68,11 +69,11 @@ impl PerLayerInput {
     pub(super) fn forward(
         &self,
         step: &mut dyn Step,
-        h: Tensor,
+        h: Residual,
         rows: Rows,
         layer: usize,
     ) -> Tensor {
-        let gate = step.matmul(h, &[&self.gate]).remove(0);
+        let gate = step.matmul(h.raw(), &[&self.gate]).remove(0);
         let Rows { values, width } = rows;
         let part = step.columns(values, layer * width, width, values.cols());
         let gated = step.glu(gate, part, Activation::GeGlu);

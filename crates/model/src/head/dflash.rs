@@ -10,6 +10,7 @@ use compute::{AttentionShape, Features, Norm};
 use super::{DflashSpec, Head, HeadKind, HeadSegment, HeadSpec, Proposal};
 use crate::blocks::{Attention, Frame, attention, dense};
 use crate::pass::Pass;
+use crate::residual::Residual;
 use crate::spec::{DecoderSpec, LayerSpec, MixerSpec};
 use crate::{Decoder, Error, Result, Tensors, limits};
 
@@ -200,7 +201,7 @@ impl Head {
     }
 
     pub(super) fn dflash_propose(&self, pass: &mut Pass<'_>, decoder: &Decoder) -> Proposal {
-        let h = decoder.embed(pass.step, &pass.batch.tokens);
+        let h = Residual::start(decoder.embed(pass.step, &pass.batch.tokens));
         for index in 0..self.layers.len() {
             self.layer(pass, h, index);
         }
@@ -208,8 +209,8 @@ impl Head {
         let segments = pass.batch.segments.iter();
         let wanted: Vec<usize> =
             segments.flat_map(|segment| segment.row + 1..segment.row + segment.count).collect();
-        let h = pass.step.select(h, &wanted);
-        let h = pass.step.norm(h, &self.norm);
+        let h = h.select(pass.step, &wanted);
+        let h = h.end(pass.step, &self.norm);
         Proposal { logits: decoder.logits(pass.step, h), hidden: None }
     }
 }

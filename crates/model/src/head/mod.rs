@@ -18,6 +18,7 @@ use crate::batch::{Batch, Logits, SegmentKind};
 use crate::decoder::{Attention, FeedForward};
 use crate::load::{Caching, Loader, Progress, bank_of_layers};
 use crate::pass::Pass;
+use crate::residual::Residual;
 use crate::spec::{LayerSpec, MixerSpec};
 use crate::{Decoder, Result};
 
@@ -218,17 +219,17 @@ impl Head {
     }
 
     /// One layer on the stream `h`.
-    fn layer(&self, pass: &mut Pass<'_>, h: Tensor, index: usize) {
+    fn layer(&self, pass: &mut Pass<'_>, h: Residual, index: usize) {
         let layer = &self.layers[index];
         let mark = pass.step.mark();
-        let x = pass.step.norm(h, &layer.input_norm);
+        let x = h.enter(pass.step, &layer.input_norm);
         let y = layer.attention.forward(pass, x, self.spec.first_layer + index);
-        pass.step.add(h, y);
+        h.join(pass.step, y, None);
         pass.step.release(mark);
         let mark = pass.step.mark();
-        let x = pass.step.norm(h, &layer.post_norm);
+        let x = h.enter(pass.step, &layer.post_norm);
         let y = layer.feed_forward.forward(pass, h, x, index);
-        pass.step.add(h, y);
+        h.join(pass.step, y, None);
         pass.step.release(mark);
     }
 }

@@ -12,6 +12,7 @@ use super::{Anchor, Head, HeadKind, HeadSegment, HeadSpec, MtpSpec, Parts, Propo
 use crate::arch::qwen3_5::unconverted_norm_offset;
 use crate::blocks::{Attention, Frame, Moe, attention, dense, moe};
 use crate::pass::Pass;
+use crate::residual::Residual;
 use crate::spec::{DecoderSpec, LayerSpec};
 use crate::{Decoder, Error, Result, Tensors};
 
@@ -162,9 +163,9 @@ impl Head {
         for anchor in anchors {
             append_or_zero(&mut hidden, &anchor.feature, self.spec.hidden);
         }
-        let h = self.pairs(pass, decoder, &hidden);
+        let h = Residual::start(self.pairs(pass, decoder, &hidden));
         self.layer(pass, h, 0);
-        let hidden = pass.step.norm(h, &self.norm);
+        let hidden = h.end(pass.step, &self.norm);
         Proposal { logits: decoder.logits(pass.step, hidden), hidden: Some(hidden) }
     }
 }

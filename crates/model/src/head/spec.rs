@@ -1,12 +1,12 @@
 //! What a draft head is made of, as data, and what it costs in addition to its target.
 
-use compute::memory::KvFormat;
+use compute::memory::KvCode;
 use state::{LayerKind, Layout};
 
 use crate::spec::{
     DecoderSpec, FeedForwardSpec, LayerSpec, LinearSpec, MixerSpec, VectorSpec, vector,
 };
-use crate::{Batch, Result};
+use crate::{Batch, Result, residual};
 
 /// Tokens that a head which drafts one at a time may be asked for: each is guessed from guesses.
 const LONGEST_CHAIN: usize = 16;
@@ -96,9 +96,9 @@ impl HeadSpec {
     }
 
     /// What its layers keep of a sequence.
-    pub fn layers(&self, format: KvFormat) -> Vec<LayerKind> {
+    pub fn layers(&self, codes: &[KvCode]) -> Vec<LayerKind> {
         let kind = |layer: &LayerSpec| match &layer.mixer {
-            MixerSpec::Attention(a) => a.layer_kind(format),
+            MixerSpec::Attention(a) => a.layer_kind(codes),
             MixerSpec::Delta(_) => unreachable!("the layers of a head are made of attention"),
         };
         self.stack.iter().map(kind).collect()
@@ -106,16 +106,24 @@ impl HeadSpec {
 
     /// What a sequence of the target remembers with this head: the target's layers, then the head's.
     ///
-    /// A target that can be cut at any position stays so: there the head's sliding layers keep all positions.
-    pub fn layout(&self, target: &DecoderSpec, format: KvFormat) -> Result<Layout> {
-        let own = target.layout(format)?;
+    /// The head's layers come after the target's in `codes` too. A target that can be cut at any position stays so: there
+    /// the head's sliding layers keep all positions.
+    pub fn layout(
+        &self,
+        target: &DecoderSpec,
+        codes: &dyn Fn(usize) -> Vec<KvCode>,
+    ) -> Result<Layout> {
+        let own = target.layout(codes)?;
         let mut layers = own.layers().to_vec();
-        layers.extend(self.layers(format).into_iter().map(|layer| match layer {
-            LayerKind::Kv { pages, .. } if own.is_rewindable() => {
-                LayerKind::Kv { pages, window: None }
+        let mut head = self.layers(&codes(layers.len()));
+        if own.is_rewindable() {
+            for layer in &mut head {
+                if let LayerKind::Own { pages, .. } = layer {
+                    pages.iter_mut().for_each(|pages| pages.keys.window = None);
+                }
             }
-            layer => layer,
-        }));
+        }
+        layers.extend(head);
         Ok(Layout::new(layers)?)
     }
 
@@ -158,7 +166,7 @@ impl HeadSpec {
         let layer = |layer: &LayerSpec| layer.activation_floats(self.hidden);
         // Besides: features, what is made of them and of an embedding, the stream, its norm and the output.
         let widest = self.stack.iter().map(layer).max().unwrap_or(0);
-        self.features().width + 9 * self.hidden + widest + 16 * 16
+        self.features().width + residual::width(self.hidden) + 8 * self.hidden + widest + 16 * 16
     }
 
     /// Floats of features that one row of the target's pass holds until they are read.

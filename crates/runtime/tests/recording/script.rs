@@ -2,11 +2,12 @@
 
 use std::sync::Mutex;
 
-use compute::memory::{KvFormat, PageId, SlotId};
+use compute::memory::{ArenaShape, KvFormat, PageId, SlotId};
 use compute::{
     Activation, AttentionShape, Backend, BackendKind, DeltaShape, Error, ExpertPlace, Features,
-    KvRun, Linear, Matrix, MatrixPlace, Norm, PageTable, ResidentBank, ResidentExpert, Rope,
-    RouterShape, RowSource, SharedExpert, StateRun, Store, Tensor, Weight, weight_memory,
+    HeadRows, KvRun, Linear, Matrix, MatrixPlace, Norm, PageTable, RecentPages, ResidentBank,
+    ResidentExpert, Rope, RouterShape, RowSource, SharedExpert, StateRun, Store, Tensor, Weight,
+    weight_memory,
 };
 use format::{Encoding, Float};
 use machine::cpu::Isa;
@@ -110,7 +111,7 @@ fn outcome(kind: BackendKind) -> Outcome {
     let sinks = store.vector(values(4, 4));
     let bank = experts(store);
     let attention = AttentionShape::new(4, 2, 16, 16);
-    let mut pages = [store.kv(&attention.pages(KvFormat::F16), 4).expect("pages")];
+    let mut pages = [store.kv(&ArenaShape::of(attention.pages(KvFormat::F16)), 4).expect("pages")];
     let delta = DeltaShape {
         key_heads: 1,
         value_heads: 2,
@@ -144,10 +145,12 @@ fn outcome(kind: BackendKind) -> Outcome {
     step.head_norm(q, &head_norm);
     step.rope(q, 16, &Rope::linear(16, 10_000.0, 1.0), &[0, 1, 2]);
     let pages_of = [PageId(2)];
-    let table_of = PageTable { arena: 0, pages: &pages_of, first_block: 0 };
-    let run = KvRun { row: 0, count: 3, position: 0, pages: table_of, selected: None };
+    let table_of = PageTable { arena: 0, shape: 0, pages: &pages_of, first_block: 0 };
+    let newest = PageTable { pages: &[PageId(3)], ..table_of };
+    let recent = Some(RecentPages { pages: newest, positions: 2 });
+    let run = KvRun { row: 0, count: 3, position: 0, pages: table_of, recent };
     step.store(&[k, v], &mut pages, &[run]);
-    let attended = step.attend(q, &mut pages, &[run], &attention, Some(&sinks));
+    let attended = step.attend(q, &mut pages, &[run], &attention, None, Some(&sinks));
     seen.push(attended);
     let mark = step.mark();
     let gated = step.sigmoid_gate(attended, x);
@@ -190,7 +193,7 @@ fn outcome(kind: BackendKind) -> Outcome {
     drop(step);
 
     // Between steps: a page and slots are copied, a slot is cleared; the tried row is right.
-    pages[0].copy_page(PageId(2), PageId(0));
+    pages[0].copy_page(0, PageId(2), PageId(0));
     states.copy(SlotId(0), SlotId(2));
     states.clear(SlotId(0));
     let mut step = backend.begin();
@@ -201,11 +204,14 @@ fn outcome(kind: BackendKind) -> Outcome {
     seen.push(step.bring(&rows));
     let q = step.upload(&values(11, HIDDEN), HIDDEN);
     let pages_of = [PageId(0)];
-    let table_of = PageTable { arena: 0, pages: &pages_of, first_block: 0 };
-    let selected: [u32; 1] = [0];
-    let run_of =
-        KvRun { row: 0, count: 1, position: 2, pages: table_of, selected: Some(&selected) };
-    seen.push(step.attend(q, &mut pages, &[run_of], &attention, None));
+    let table_of = PageTable { arena: 0, shape: 0, pages: &pages_of, first_block: 0 };
+    let run_of = KvRun { row: 0, count: 1, position: 2, pages: table_of, recent: None };
+    let scores = step.upload(&values(14, 2), 2);
+    let selection = step.choose_blocks(scores, &[2], 2, 1);
+    seen.push(step.attend(q, &mut pages, &[run_of], &attention, Some(selection), None));
+    let heads = HeadRows { heads: 2, stride: 16, first: 8, count: 8 };
+    let x = step.upload(&values(15, 3 * 16), 16);
+    seen.push(step.matmul_transposed(x, shared.gate_proj, &heads));
     let qkv = step.upload(&values(12, 3 * 64), 64);
     let gates = step.upload(&values(13, 6), 2);
     let runs = [run(0, 1, 0, false), run(1, 1, 1, false), run(2, 1, 2, false)];
@@ -248,15 +254,16 @@ fn memory_of_another_backend_is_refused() {
         Backend::new(BackendKind::Recording, Isa::Scalar, 1, 1 << 12).expect("a backend");
     let mut cpu = Backend::new(BackendKind::Cpu, Isa::Scalar, 1, 1 << 12).expect("a backend");
     let shape = AttentionShape::new(1, 1, 16, 16);
-    let mut pages = [recording.store().kv(&shape.pages(KvFormat::F32), 1).expect("pages")];
+    let mut pages =
+        [recording.store().kv(&ArenaShape::of(shape.pages(KvFormat::F32)), 1).expect("pages")];
     let mut step = cpu.begin();
     let x = step.upload(&[1.0; 16], 16);
     let pages_of = [PageId(0)];
-    let table = PageTable { arena: 0, pages: &pages_of, first_block: 0 };
+    let table = PageTable { arena: 0, shape: 0, pages: &pages_of, first_block: 0 };
     step.store(
         &[x, x],
         &mut pages,
-        &[KvRun { row: 0, count: 1, position: 0, pages: table, selected: None }],
+        &[KvRun { row: 0, count: 1, position: 0, pages: table, recent: None }],
     );
 }
 

@@ -13,6 +13,8 @@ pub(crate) struct Queries<'a> {
     pub(crate) data: &'a [f32],
     /// From one row to the next.
     pub(crate) stride: usize,
+    /// Index of the first row in its batch.
+    pub(crate) row: usize,
     /// The position of each row.
     pub(crate) positions: &'a [usize],
     /// Every row sees the keys before this one, later ones than its own included; up to its own if `None`.
