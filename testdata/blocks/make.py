@@ -45,7 +45,7 @@ HEAD = """\
 //!
 //! An entry holds levels, the first in its lowest bits: eight of 2 bits, or four of 3 bits (IQ3). The numbers are
 //! those of llama.cpp (`ggml-common.h`) and of the Python package `gguf`, both under the MIT licence, copyright
-//! (c) 2023-2026 The ggml authors; `testdata/blocks/make.py` wrote this file and says what was checked.
+//! (c) 2023 Georgi Gerganov; `testdata/blocks/make.py` wrote this file and says what was checked.
 """
 
 

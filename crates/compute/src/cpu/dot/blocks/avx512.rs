@@ -40,10 +40,11 @@ pub(super) unsafe fn multiply_rows(
                     { BlockFormat::$variant.id() },
                     { shape(BlockFormat::$variant).is_halved },
                     { shape(BlockFormat::$variant).is_biased },
+                    { BlockFormat::$variant.row_bytes(CHUNK) },
                 >(w, format, range, x, rows, out),)*
                 // Of the others none has offsets.
-                _ if is_halved => kernel::<LOOPS, true, false>(w, format, range, x, rows, out),
-                _ => kernel::<LOOPS, false, false>(w, format, range, x, rows, out),
+                _ if is_halved => kernel::<LOOPS, true, false, 0>(w, format, range, x, rows, out),
+                _ => kernel::<LOOPS, false, false, 0>(w, format, range, x, rows, out),
             }
         };
     }
@@ -77,9 +78,9 @@ impl Input {
 }
 
 /// # Safety
-/// As [`multiply_rows`]; the constants must be those of the format.
+/// As [`multiply_rows`]; the constants must be those of the format, with the bytes of a chunk, or 0 where loops expand it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-unsafe fn kernel<const ID: u32, const HALVED: bool, const BIASED: bool>(
+unsafe fn kernel<const ID: u32, const HALVED: bool, const BIASED: bool, const BYTES: usize>(
     w: &Matrix<'_>,
     format: BlockFormat,
     range: Range<usize>,
@@ -87,58 +88,139 @@ unsafe fn kernel<const ID: u32, const HALVED: bool, const BIASED: bool>(
     rows: Rows<'_>,
     out: Target,
 ) {
-    let (row_bytes, chunk_bytes) = (format.row_bytes(w.cols), format.row_bytes(CHUNK));
-    let (chunks, zero) = (x.blocks / LANE_BLOCKS, shape(format).zero);
-    let mut plain = Plain::new();
-    let mut padded = [0; MOST_BYTES];
-    let mut sums: [Lanes; TOGETHER] = [[0.0; LANE_BLOCKS]; TOGETHER];
     for (inputs, outputs) in rows.inputs.chunks(TOGETHER).zip(rows.outputs.chunks(TOGETHER)) {
-        let mut some = [Input::new(x, inputs[0] as usize, HALVED); TOGETHER];
-        for (to, &row) in some.iter_mut().zip(inputs) {
-            *to = Input::new(x, row as usize, HALVED);
+        let rows = Rows { inputs, outputs };
+        let range = range.clone();
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            match inputs.len() {
+                1 => decode::<ID, HALVED, BIASED, BYTES>(w, format, range, x, rows, out),
+                _ => several::<ID, HALVED, BIASED, BYTES>(w, format, range, x, rows, out),
+            }
         }
-        let some = &some[..inputs.len()];
-        for (i, index) in range.clone().enumerate() {
-            let row = &w.codes[index * row_bytes..][..row_bytes];
-            let mut acc = [_mm512_setzero_ps()];
-            sums[..some.len()].fill([0.0; LANE_BLOCKS]);
-            for chunk in 0..chunks {
-                let at = chunk * chunk_bytes;
-                let bytes = if let Some(bytes) = row.get(at..at + chunk_bytes) {
-                    bytes
-                } else {
-                    // The scales of zero bytes are zero, or times the zero of padded activations.
-                    let rest = &row[at..];
-                    padded[..rest.len()].copy_from_slice(rest);
-                    &padded[..chunk_bytes]
-                };
-                // SAFETY: a whole chunk of blocks; the inputs have as many chunks.
-                unsafe {
-                    expand_one::<ID>(format, bytes, &mut plain);
-                    if let &[input] = some {
-                        acc = add::<1, HALVED, BIASED>(zero, &plain, [input], chunk, acc);
-                        continue;
-                    }
-                    let (fours, rest) = some.as_chunks::<4>();
-                    for (n, &inputs) in fours.iter().enumerate() {
-                        let sums = sums[4 * n..].first_chunk_mut().expect("four");
-                        add_to::<4, HALVED, BIASED>(zero, &plain, inputs, chunk, sums);
-                    }
-                    let done = some.len() - rest.len();
-                    for (&input, sums) in rest.iter().zip(&mut sums[done..]) {
-                        let sums = std::array::from_mut(sums);
-                        add_to::<1, HALVED, BIASED>(zero, &plain, [input], chunk, sums);
-                    }
+    }
+}
+
+/// What both kernels read of a weight.
+struct Layout {
+    row_bytes: usize,
+    chunk_bytes: usize,
+    /// Whole chunks of a row.
+    whole: usize,
+    zero: i32,
+}
+
+impl Layout {
+    fn new(format: BlockFormat, chunk_bytes: usize, cols: usize) -> Layout {
+        let chunk_bytes = if chunk_bytes == 0 { format.row_bytes(CHUNK) } else { chunk_bytes };
+        let row_bytes = format.row_bytes(cols);
+        Layout { row_bytes, chunk_bytes, whole: cols / CHUNK, zero: shape(format).zero }
+    }
+
+    /// The short last chunk of a row, as a whole one. The scales of zero bytes are zero, or times the zero of padded
+    /// activations.
+    fn tail(&self, row: &[u8]) -> Option<[u8; MOST_BYTES]> {
+        let rest = &row[self.whole * self.chunk_bytes..];
+        if rest.is_empty() {
+            return None;
+        }
+        let mut padded = [0; MOST_BYTES];
+        padded[..rest.len()].copy_from_slice(rest);
+        Some(padded)
+    }
+}
+
+/// One activation row.
+///
+/// # Safety
+/// As [`kernel`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn decode<const ID: u32, const HALVED: bool, const BIASED: bool, const BYTES: usize>(
+    w: &Matrix<'_>,
+    format: BlockFormat,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let layout = Layout::new(format, BYTES, w.cols);
+    let chunk_bytes = if BYTES == 0 { layout.chunk_bytes } else { BYTES };
+    let input = [Input::new(x, rows.inputs[0] as usize, HALVED)];
+    let mut plain = Plain::new();
+    for (i, index) in range.enumerate() {
+        let row = &w.codes[index * layout.row_bytes..][..layout.row_bytes];
+        let (zero, mut acc) = (layout.zero, [_mm512_setzero_ps()]);
+        // SAFETY: whole chunks of blocks; the input has as many, and a padded one where the row has.
+        unsafe {
+            for chunk in 0..layout.whole {
+                let from = row.as_ptr().add(chunk * chunk_bytes);
+                expand_one::<ID>(format, from, chunk_bytes, &mut plain);
+                acc = add::<1, HALVED, BIASED>(zero, &plain, input, chunk, acc);
+            }
+            if let Some(padded) = layout.tail(row) {
+                expand_one::<ID>(format, padded.as_ptr(), chunk_bytes, &mut plain);
+                acc = add::<1, HALVED, BIASED>(zero, &plain, input, layout.whole, acc);
+            }
+        }
+        let mut lanes = [0.0; LANE_BLOCKS];
+        // SAFETY: sixteen floats; the output has room for this one.
+        unsafe {
+            _mm512_storeu_ps(lanes.as_mut_ptr(), acc[0]);
+            out.put(rows.outputs[0], i, sum_lanes(lanes));
+        }
+    }
+}
+
+/// Several activation rows, with sums in memory: a chunk is expanded once for all of them.
+///
+/// # Safety
+/// As [`kernel`], with at most [`TOGETHER`] rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn several<const ID: u32, const HALVED: bool, const BIASED: bool, const BYTES: usize>(
+    w: &Matrix<'_>,
+    format: BlockFormat,
+    range: Range<usize>,
+    x: &Activations,
+    rows: Rows<'_>,
+    out: Target,
+) {
+    let layout = Layout::new(format, BYTES, w.cols);
+    let chunk_bytes = if BYTES == 0 { layout.chunk_bytes } else { BYTES };
+    let mut inputs = [Input::new(x, rows.inputs[0] as usize, HALVED); TOGETHER];
+    for (input, &row) in inputs.iter_mut().zip(rows.inputs) {
+        *input = Input::new(x, row as usize, HALVED);
+    }
+    let (fours, rest) = inputs[..rows.inputs.len()].as_chunks::<4>();
+    let mut plain = Plain::new();
+    let mut sums: [Lanes; TOGETHER] = [[0.0; LANE_BLOCKS]; TOGETHER];
+    for (i, index) in range.enumerate() {
+        let row = &w.codes[index * layout.row_bytes..][..layout.row_bytes];
+        let (zero, tail) = (layout.zero, layout.tail(row));
+        let sums = &mut sums[..rows.inputs.len()];
+        sums.fill([0.0; LANE_BLOCKS]);
+        for chunk in 0..layout.whole + usize::from(tail.is_some()) {
+            let from = match &tail {
+                Some(padded) if chunk == layout.whole => padded.as_ptr(),
+                _ => row[chunk * chunk_bytes..][..chunk_bytes].as_ptr(),
+            };
+            let (sums_of_fours, sums_of_rest) = sums.as_chunks_mut::<4>();
+            // SAFETY: whole chunks of blocks; the inputs have as many.
+            unsafe {
+                expand_one::<ID>(format, from, chunk_bytes, &mut plain);
+                for (&inputs, sums) in fours.iter().zip(sums_of_fours) {
+                    add_to::<4, HALVED, BIASED>(zero, &plain, inputs, chunk, sums);
+                }
+                for (&input, sums) in rest.iter().zip(sums_of_rest) {
+                    let sums = std::array::from_mut(sums);
+                    add_to::<1, HALVED, BIASED>(zero, &plain, [input], chunk, sums);
                 }
             }
-            if some.len() == 1 {
-                // SAFETY: sixteen floats.
-                unsafe { _mm512_storeu_ps(sums[0].as_mut_ptr(), acc[0]) };
-            }
-            for (&output, sums) in outputs.iter().zip(&sums) {
-                // SAFETY: within the bounds the caller promised.
-                unsafe { out.put(output, i, sum_lanes(*sums)) };
-            }
+        }
+        for (&output, sums) in rows.outputs.iter().zip(sums) {
+            // SAFETY: within the bounds the caller promised.
+            unsafe { out.put(output, i, sum_lanes(*sums)) };
         }
     }
 }

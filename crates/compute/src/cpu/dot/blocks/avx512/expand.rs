@@ -23,13 +23,14 @@ pub(super) const LOOPS: u32 = u32::MAX;
 /// The machine must have AVX-512 F, BW, VL, DQ and VNNI.
 pub(in super::super) unsafe fn expand(format: BlockFormat, bytes: &[u8], to: &mut Plain) {
     assert_eq!(bytes.len(), format.row_bytes(CHUNK));
+    let from = bytes.as_ptr();
     macro_rules! by_format {
         ($($variant:ident)*) => {
             match format {
                 $(BlockFormat::$variant => {
-                    expand_one::<{ BlockFormat::$variant.id() }>(format, bytes, to);
+                    expand_one::<{ BlockFormat::$variant.id() }>(format, from, bytes.len(), to);
                 })*
-                _ => expand_one::<LOOPS>(format, bytes, to),
+                _ => expand_one::<LOOPS>(format, from, bytes.len(), to),
             }
         };
     }
@@ -40,16 +41,20 @@ pub(in super::super) unsafe fn expand(format: BlockFormat, bytes: &[u8], to: &mu
 /// The same of the format of that number.
 ///
 /// # Safety
-/// `bytes` must be a whole chunk of such blocks.
+/// `from` must point to a whole chunk of such blocks, which is so many bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
-pub(super) unsafe fn expand_one<const ID: u32>(format: BlockFormat, bytes: &[u8], to: &mut Plain) {
+pub(super) unsafe fn expand_one<const ID: u32>(
+    format: BlockFormat,
+    from: *const u8,
+    bytes: usize,
+    to: &mut Plain,
+) {
     use BlockFormat::*;
     const fn is(id: u32, format: BlockFormat) -> bool {
         id == format.id()
     }
-    let from = bytes.as_ptr();
-    for line in 0..bytes.len().div_ceil(64) {
+    for line in 0..bytes.div_ceil(64) {
         _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(PREFETCH_BYTES + 64 * line).cast());
     }
     // SAFETY: the caller's promise.
@@ -95,7 +100,10 @@ pub(super) unsafe fn expand_one<const ID: u32>(format: BlockFormat, bytes: &[u8]
             id if is(id, Q5K) => q5_k(from, to),
             id if is(id, Q6K) => q6_k(from, to),
             id if is(id, Iq4Xs) => iq4_xs(from, to),
-            _ => expand_by_loops(Isa::Avx512, format, bytes, to),
+            _ => {
+                let bytes = std::slice::from_raw_parts(from, bytes);
+                expand_by_loops(Isa::Avx512, format, bytes, to);
+            }
         }
     }
 }
