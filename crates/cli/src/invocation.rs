@@ -73,7 +73,6 @@ impl OpenModel {
 
     /// Its tokenizer and templates, unless it could not be run with them.
     pub(crate) fn text(&self) -> Result<ModelText> {
-        runtime::check_format(&self.checkpoint)?;
         Ok(engine::open_text(&self.checkpoint)?)
     }
 

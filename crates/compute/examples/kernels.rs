@@ -1,11 +1,12 @@
 //! Measures products against their floors: bytes of weights over the bandwidth of a plain read.
 //!
-//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA [WIDTH [COUNT]]]]]`
+//! `cargo run --release -p millstream-compute --example kernels [THREADS [ROWS [ISA [WIDTH [COUNT [NAMES]]]]]]`, the names as in
+//! `Q4_K,affine 4`.
 
 use std::time::Instant;
 
 use compute::{CpuBackend, HostStore, Linear, MatrixPlace, Step, Store, Weight};
-use format::{Encoding, Float};
+use format::{BlockFormat, Encoding, Float};
 use machine::pages::Pages;
 
 fn main() {
@@ -18,22 +19,31 @@ fn main() {
     let (cols, rows) = (width, width);
     println!("{isa}, {threads} threads, {count} weights of [{rows}, {cols}]");
     let only: Option<usize> = std::env::args().nth(2).and_then(|n| n.parse().ok());
-    for encoding in [
+    let planes = [
         Encoding::Affine { bits: 4, group: 32, scale: Float::F16 },
         Encoding::Affine { bits: 4, group: 64, scale: Float::Bf16 },
         Encoding::Affine { bits: 8, group: 64, scale: Float::Bf16 },
         Encoding::Mxfp4,
         Encoding::Dense(Float::Bf16),
         Encoding::Dense(Float::F32),
-    ] {
+    ];
+    // The encodings whose names contain one of these.
+    let names = std::env::args().nth(6).unwrap_or_default();
+    let blocks = BlockFormat::ALL.iter().map(|&format| Encoding::Block(format));
+    for encoding in planes.into_iter().chain(blocks) {
+        if !names.split(',').any(|name| encoding.to_string().contains(name)) {
+            continue;
+        }
         let bytes = encoding.matrix_bytes(rows, cols);
         let mut memory = Pages::new(bytes * count).expect("memory");
         // Any codes, and scales between 2^-14 and 1 in every type: as exponents of numbers too small for it,
         // bytes like those of the floats would measure how long the processor takes for subnormals.
         for (i, word) in memory.chunks_exact_mut(2).enumerate() {
             let bits = (i as u16).wrapping_mul(40_503) & 0x03ff;
-            let word_of =
-                if encoding == Encoding::Mxfp4 { bits & 0x0303 | 0x7878 } else { bits | 0x3800 };
+            let word_of = match encoding {
+                Encoding::Mxfp4 | Encoding::Block(BlockFormat::Mxfp4) => bits & 0x0303 | 0x7878,
+                _ => bits | 0x3800,
+            };
             word.copy_from_slice(&word_of.to_le_bytes());
         }
         let region = HostStore.region(memory).expect("a region");
@@ -67,7 +77,7 @@ fn main() {
             // What a thread takes for a chunk of 512 columns and all activation rows.
             let chunk_ns = best * 1e9 * threads as f64 / (rows * cols * used) as f64 * 512.0;
             println!(
-                "{encoding:?} × {x_rows:3} rows: {gigabytes:6.1} GB/s, {gigaflops:7.0} GFLOP/s, {chunk_ns:5.1} ns"
+                "{encoding} × {x_rows:3} rows: {gigabytes:6.1} GB/s, {gigaflops:7.0} GFLOP/s, {chunk_ns:5.1} ns"
             );
         }
     }

@@ -108,7 +108,7 @@ impl Encoding {
 
     /// Whether products of codes are integers, so that a dot product of them is exact.
     pub fn is_integer(self) -> bool {
-        matches!(self, Encoding::Affine { .. } | Encoding::Mxfp4)
+        matches!(self, Encoding::Affine { .. } | Encoding::Mxfp4 | Encoding::Block(_))
     }
 
     /// The type of the plane of scales; `None` where there is none. U8 in the floating modes.

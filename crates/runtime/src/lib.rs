@@ -21,6 +21,6 @@ pub use heads::{HeadDraft, HeadTokens};
 pub use options::{HeadOptions, Options};
 pub use pass::LogitsReader;
 pub use plan::{Plan, PlanRequest, Row, StreamPlan, Streaming};
-pub use runner::{LOGIT_ROWS, Runner, SequenceFailure, check_format};
+pub use runner::{LOGIT_ROWS, Runner, SequenceFailure};
 pub use streaming::{mean_read_bytes, probe, samples};
 pub use watch::{ExpertActivity, ExpertLoad, ExpertShape, ExpertUnion};

@@ -20,14 +20,6 @@ pub const LOGIT_ROWS: usize = 64;
 /// What a compute thread keeps: gate, up and hidden values of 512 rows of an expert, tiles, a block of keys.
 const THREAD_BYTES: usize = 12 << 20;
 
-/// Refuses files whose weights can be described and not computed with.
-pub fn check_format(checkpoint: &Checkpoint) -> Result<()> {
-    match checkpoint.gguf() {
-        Some(_) => Err(Error::Gguf { path: checkpoint.folder() }),
-        None => Ok(()),
-    }
-}
-
 /// Where the experts are.
 #[allow(clippy::large_enum_variant, reason = "one a model")]
 enum Bank {
@@ -109,7 +101,6 @@ impl Runner {
         device: Option<(Arc<dyn Device>, Method)>,
         progress: Progress<'_>,
     ) -> Result<Runner> {
-        check_format(checkpoint)?;
         let (resident, experts) = (spec.resident_bytes(), spec.expert_bytes());
         // What is read now is not read again, and the memory is spoken for.
         let caching = if device.is_some() { Caching::Forget } else { Caching::Keep };

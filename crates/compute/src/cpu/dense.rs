@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use machine::cpu::Isa;
 
-use super::dot::{Codes, FP4_CODES, FP4_ZERO, Target, packing, unpack_codes};
+use super::dot::{Codes, FP4_CODES, FP4_ZERO, Target, dequantize_blocks, packing, unpack_codes};
 use super::lanes::{LANES, dot, sum_lanes, versions};
 use crate::weight::Matrix;
 use format::{Encoding, Float};
@@ -16,7 +16,7 @@ use format::{Encoding, Float};
 const TILE: usize = 4;
 
 #[inline(always)]
-fn f16_to_f32(h: u16) -> f32 {
+pub(crate) fn f16_to_f32(h: u16) -> f32 {
     // Shifting the exponent into place and multiplying by 2^112 is exact, subnormals included.
     let magnitude = f32::from_bits(((h & 0x7fff) as u32) << 13) * f32::from_bits(0x7780_0000);
     let infinite = if h & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
@@ -24,7 +24,7 @@ fn f16_to_f32(h: u16) -> f32 {
 }
 
 #[inline(always)]
-fn e4m3_to_f32(code: u8) -> f32 {
+pub(crate) fn e4m3_to_f32(code: u8) -> f32 {
     // The same with 2^120: exponent bias 7 instead of 127.
     let magnitude = f32::from_bits(((code & 0x7f) as u32) << 20) * f32::from_bits(0x7b80_0000);
     f32::from_bits(magnitude.to_bits() | ((code & 0x80) as u32) << 24)
@@ -36,13 +36,20 @@ fn exponent(e: u8) -> f32 {
     if e == 0 { f32::from_bits(1 << 22) } else { f32::from_bits((e as u32) << 23) }
 }
 
+/// The values of row `row` of a weight, as f32.
+pub(crate) fn dequantise_row(isa: Isa, w: &Matrix<'_>, row: usize, out: &mut [f32]) {
+    match w.encoding {
+        Encoding::Block(format) => dequantize_blocks(isa, w, format, row, out),
+        _ => dequantise_planes(isa, w, row, out),
+    }
+}
+
 versions! {
-    /// The values of row `row` of a weight, as f32.
-    pub(crate) fn dequantise_row(w: &Matrix<'_>, row: usize, out: &mut [f32]) = dequantise_row_body
+    fn dequantise_planes(w: &Matrix<'_>, row: usize, out: &mut [f32]) = dequantise_planes_body
 }
 
 #[inline(always)]
-fn dequantise_row_body(w: &Matrix<'_>, row: usize, out: &mut [f32]) {
+fn dequantise_planes_body(w: &Matrix<'_>, row: usize, out: &mut [f32]) {
     let codes = &w.codes[row * w.encoding.row_bytes(w.cols)..][..w.encoding.row_bytes(w.cols)];
     let scale_bytes = w.encoding.scale_bytes(w.cols);
     let scales = &w.scales[row * scale_bytes..][..scale_bytes];
@@ -70,7 +77,7 @@ fn dequantise_row_body(w: &Matrix<'_>, row: usize, out: &mut [f32]) {
                 fp4_group(c, e4m3_to_f32(scales[g]), o);
             }
         }
-        Encoding::Block(format) => unreachable!("no kernel for {format}: no model with it loads"),
+        Encoding::Block(format) => unreachable!("{format} has no planes"),
     }
 }
 
@@ -300,7 +307,7 @@ fn fma(acc: &mut [f32; LANES], x: &[f32; LANES], w: &[f32; LANES]) {
 #[cfg(test)]
 mod tests {
     use super::super::activation::testing::isas;
-    use super::super::dot::tests::{Random, encodings, random_weight, value};
+    use super::super::dot::tests::{Random, encodings, random_weight, row_values};
     use super::*;
 
     #[test]
@@ -311,8 +318,8 @@ mod tests {
             for isa in [Isa::Scalar, machine::cpu::isa()] {
                 for row in 0..3 {
                     dequantise_row(isa, &w.view(), row, &mut out);
-                    for (col, &got) in out.iter().enumerate() {
-                        let want = value(&w.view(), row, col);
+                    let values = row_values(&w.view(), row);
+                    for (col, (&got, want)) in out.iter().zip(values).enumerate() {
                         let close = (got as f64 - want).abs() <= 1e-6 * want.abs().max(0.01);
                         assert!(close, "{encoding:?} {row},{col}: {got} {want}");
                     }

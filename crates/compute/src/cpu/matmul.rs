@@ -11,8 +11,6 @@ use machine::cpu::Isa;
 
 use super::activation;
 use super::dense;
-#[cfg(target_arch = "x86_64")]
-use super::dot::packing;
 use super::dot::{self, Rows, Target};
 use super::pool::Pool;
 use super::quantise::{Activations, CHUNK, Forms};
@@ -63,9 +61,10 @@ impl TileSets {
     /// Packs `rows` of `x` for the given weights. Serial: for calls inside a task.
     pub(crate) fn pack(&mut self, x: &Activations, rows: &[u32], weights: &[Matrix<'_>]) {
         self.used = rows.len().div_ceil(tiles::TOKENS);
+        let halves = dot::forms(weights.iter().map(|w| w.encoding)).halves;
         for (order, set) in self.needed(weights) {
             for (tile, rows) in set.iter_mut().zip(rows.chunks(tiles::TOKENS)) {
-                tile.pack(x, rows, order);
+                tile.pack(x, rows, order, halves);
             }
         }
     }
@@ -73,21 +72,21 @@ impl TileSets {
     fn pack_on(&mut self, pool: &mut Pool, x: &Activations, rows: &[u32], weights: &[Matrix<'_>]) {
         self.used = rows.len().div_ceil(tiles::TOKENS);
         let used = self.used;
+        let halves = dot::forms(weights.iter().map(|w| w.encoding)).halves;
         for (order, set) in self.needed(weights) {
             let tiles = SharedMut(set.as_mut_ptr());
             pool.run(used, &|i| {
                 let rows = &rows[i * tiles::TOKENS..rows.len().min((i + 1) * tiles::TOKENS)];
                 // SAFETY: each task has a tile of its own, and there are `used` of them.
-                unsafe { (*tiles.at(i)).pack(x, rows, order) };
+                unsafe { (*tiles.at(i)).pack(x, rows, order, halves) };
             });
         }
     }
 
     fn needed(&mut self, weights: &[Matrix<'_>]) -> impl Iterator<Item = (Order, &mut Vec<Tile>)> {
         let wanted = |order| {
-            weights
-                .iter()
-                .any(|w| w.encoding.is_integer() && Order::of(packing(w.encoding).0) == order)
+            let mut encodings = weights.iter().map(|w| w.encoding).filter(|e| e.is_integer());
+            encodings.any(|encoding| Order::of(encoding) == order)
         };
         let (paired, natural) = (wanted(Order::Paired), wanted(Order::Natural));
         let used = self.used;
@@ -103,7 +102,7 @@ impl TileSets {
     }
 
     fn of(&self, w: &Matrix<'_>) -> &[Tile] {
-        match Order::of(packing(w.encoding).0) {
+        match Order::of(w.encoding) {
             Order::Paired => &self.paired[..self.used],
             Order::Natural => &self.natural[..self.used],
         }

@@ -40,11 +40,14 @@ pub(crate) struct Forms {
     pub(crate) natural: bool,
     /// [`Activations::paired`]
     pub(crate) paired: bool,
+    /// [`Activations::first_sum`], whatever the instruction set.
+    pub(crate) halves: bool,
 }
 
 impl Forms {
-    pub(crate) const VALUES: Forms = Forms { values: true, natural: false, paired: false };
-    pub(crate) const ALL: Forms = Forms { values: true, natural: true, paired: true };
+    pub(crate) const VALUES: Forms =
+        Forms { values: true, natural: false, paired: false, halves: false };
+    pub(crate) const ALL: Forms = Forms { values: true, natural: true, paired: true, halves: true };
 
     fn has_planes(self) -> bool {
         self.natural || self.paired
@@ -70,6 +73,8 @@ pub(crate) struct Activations {
     pub(crate) sum: Lines<f32>,
     /// `[rows, blocks]`: Σ values.
     pub(crate) integer_sum: Vec<i32>,
+    /// `[rows, blocks]`: Σ values of the first half of each block, for weights with two scales a block.
+    pub(crate) first_sum: Vec<i32>,
     /// Per 64 values: 64 high bytes, 64 low bytes.
     pub(crate) planes: Lines<i8>,
     /// Per 128 values: 64 high bytes of even elements, 64 of odd ones, then the low bytes likewise: the order in
@@ -144,7 +149,13 @@ impl Activations {
         self.scale.grow(rows * self.blocks);
         self.sum.grow(rows * self.blocks);
         self.integer_sum.resize((rows * self.blocks).max(self.integer_sum.len()), 0);
-        self.forms = if matches!(isa, Isa::Avx512 | Isa::Amx) { forms } else { Forms::VALUES };
+        if forms.halves {
+            self.first_sum.resize((rows * self.blocks).max(self.first_sum.len()), 0);
+        }
+        self.forms = match isa {
+            Isa::Avx512 | Isa::Amx => forms,
+            _ => Forms { halves: forms.halves, ..Forms::VALUES },
+        };
         let bytes = if self.forms.has_planes() { 2 * values } else { 0 };
         self.planes.grow(bytes);
         self.paired.grow(bytes);
@@ -167,6 +178,7 @@ impl Activations {
             scale: self.scale.as_mut_ptr(),
             sum: self.sum.as_mut_ptr(),
             integer_sum: self.integer_sum.as_mut_ptr(),
+            first_sum: self.first_sum.as_mut_ptr(),
             planes: self.planes.as_mut_ptr(),
             paired: self.paired.as_mut_ptr(),
             forms: self.forms,
@@ -190,6 +202,11 @@ impl Activations {
     pub(crate) fn row_integer_sum(&self, row: usize) -> &[i32] {
         &self.integer_sum[row * self.blocks..][..self.blocks]
     }
+
+    pub(crate) fn row_first_sum(&self, row: usize) -> &[i32] {
+        debug_assert!(self.forms.halves);
+        &self.first_sum[row * self.blocks..][..self.blocks]
+    }
 }
 
 /// Writes rows of [`Activations`] from several threads.
@@ -202,6 +219,7 @@ pub(crate) struct Writer<'a> {
     scale: *mut f32,
     sum: *mut f32,
     integer_sum: *mut i32,
+    first_sum: *mut i32,
     planes: *mut i8,
     paired: *mut i8,
     forms: Forms,
@@ -229,6 +247,10 @@ impl Writer<'_> {
             let sum = std::slice::from_raw_parts_mut(self.sum.add(row * b), b);
             let integers = std::slice::from_raw_parts_mut(self.integer_sum.add(row * b), b);
             quantise_row(isa, x, values, scale, sum, integers);
+            if self.forms.halves {
+                let first = std::slice::from_raw_parts_mut(self.first_sum.add(row * b), b);
+                sum_first_halves(isa, values, first);
+            }
             let part =
                 |start: *mut i8| std::slice::from_raw_parts_mut(start.add(row * 2 * v), 2 * v);
             if self.forms.natural {
@@ -350,6 +372,18 @@ fn quantise_block(
     *scale = largest / LARGEST;
     *integer_sum = total;
     *sum = total as f32 * *scale;
+}
+
+versions! { fn sum_first_halves(values: &[i16], sums: &mut [i32]) = sum_first_halves_body }
+
+#[inline(always)]
+fn sum_first_halves_body(values: &[i16], sums: &mut [i32]) {
+    for (sum, block) in sums.iter_mut().zip(values.as_chunks::<BLOCK>().0) {
+        *sum = 0;
+        for &value in &block[..BLOCK / 2] {
+            *sum += i32::from(value);
+        }
+    }
 }
 
 /// The signed low byte and the high byte such that value = 256 · high + low.

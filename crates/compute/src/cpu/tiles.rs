@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use machine::cpu::Isa;
 
 use self::panel::{Panel, transpose};
-use super::dot::{Codes, FP4_ZERO, Target};
+use super::dot::{Codes, Target, packing};
 use super::quantise::{Activations, BLOCK, LANE_BLOCKS, split};
 use crate::weight::Matrix;
+use format::Encoding;
 
 /// Tokens in a tile.
 pub(crate) const TOKENS: usize = 16;
@@ -58,8 +59,8 @@ impl Unit {
             codes: vec![7; blocks * ROWS * BLOCK],
             scales: vec![1.0; blocks * ROWS],
             biases: vec![1.0; blocks * ROWS],
-            fp4: false,
             biased: true,
+            ..Panel::default()
         };
         let tile = Tile {
             tokens: TOKENS,
@@ -68,6 +69,7 @@ impl Unit {
             scale: vec![1.0; blocks * TOKENS],
             sum: vec![1.0; blocks * TOKENS],
             integer_sum: vec![1; blocks * TOKENS],
+            first_sum: Vec::new(),
         };
         if self == Unit::Amx {
             amx::configure();
@@ -128,8 +130,12 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    pub(crate) fn of(packing: Codes) -> Order {
-        match packing {
+    /// The order that weights of an integer encoding want.
+    pub(crate) fn of(encoding: Encoding) -> Order {
+        if let Encoding::Block(_) = encoding {
+            return Order::Natural;
+        }
+        match packing(encoding).0 {
             Codes::Nibbles | Codes::Fp4 => Order::Paired,
             Codes::Bytes | Codes::Stream(_) => Order::Natural,
         }
@@ -148,11 +154,13 @@ pub(crate) struct Tile {
     scale: Vec<f32>,
     sum: Vec<f32>,
     integer_sum: Vec<i32>,
+    /// The sums of the first halves of blocks, if asked for.
+    first_sum: Vec<i32>,
 }
 
 impl Tile {
-    /// Lays out the given rows of `x`, sixteen at most.
-    pub(crate) fn pack(&mut self, x: &Activations, rows: &[u32], order: Order) {
+    /// Lays out the given rows of `x`, sixteen at most; `halves` for weights with two scales a block.
+    pub(crate) fn pack(&mut self, x: &Activations, rows: &[u32], order: Order, halves: bool) {
         assert!(rows.len() <= TOKENS);
         debug_assert!(x.forms.values);
         let blocks = x.cols.div_ceil(BLOCK);
@@ -161,11 +169,13 @@ impl Tile {
         self.scale.resize(blocks * TOKENS, 0.0);
         self.sum.resize(blocks * TOKENS, 0.0);
         self.integer_sum.resize(blocks * TOKENS, 0);
+        self.first_sum.resize(if halves { blocks * TOKENS } else { 0 }, 0);
         if rows.len() < TOKENS {
             self.planes.fill(0);
             self.scale.fill(0.0);
             self.sum.fill(0.0);
             self.integer_sum.fill(0);
+            self.first_sum.fill(0);
         }
         let visits = Visits::new(blocks);
         for (token, &row) in rows.iter().enumerate() {
@@ -180,6 +190,10 @@ impl Tile {
                 self.scale[visit * TOKENS + token] = x.row_scale(row)[block];
                 self.sum[visit * TOKENS + token] = x.row_sum(row)[block];
                 self.integer_sum[visit * TOKENS + token] = x.row_integer_sum(row)[block];
+                if halves {
+                    let first = values[..BLOCK / 2].iter().map(|&value| i32::from(value)).sum();
+                    self.first_sum[visit * TOKENS + token] = first;
+                }
             }
         }
     }
@@ -239,6 +253,7 @@ pub(crate) unsafe fn multiply_rows(
             unsafe { panel.unpack(w, first, count) };
             for (i, tile) in tiles.iter().enumerate() {
                 assert_eq!(tile.blocks, w.cols.div_ceil(BLOCK));
+                assert!(!panel.halved || !tile.first_sum.is_empty());
                 // SAFETY: as the caller promised; the panel and the tile have the same columns.
                 unsafe {
                     let result = panel.product(unit, tile, work);
@@ -265,6 +280,8 @@ impl Panel {
     /// tile's number of columns.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
     unsafe fn product(&self, unit: Unit, tile: &Tile, work: &mut Work) -> [[f32; ROWS]; TOKENS] {
+        // The tile unit adds up whole blocks.
+        let unit = if self.halved { Unit::Vnni } else { unit };
         let Work { sums: Sums(stack), integers } = work;
         let mut depth = 0;
         // The tile unit runs one block ahead of the vector code: its results reach memory only when
@@ -345,9 +362,9 @@ impl Panel {
         unsafe {
             let x_scale = _mm512_loadu_ps(tile.scale.as_ptr().add(visit * TOKENS));
             let x_sum = _mm512_loadu_ps(tile.sum.as_ptr().add(visit * TOKENS));
-            let zero = if self.fp4 {
+            let zero = if self.zero != 0 {
                 let sums = _mm512_loadu_si512(tile.integer_sum.as_ptr().add(visit * TOKENS).cast());
-                _mm512_mullo_epi32(sums, _mm512_set1_epi32(FP4_ZERO))
+                _mm512_mullo_epi32(sums, _mm512_set1_epi32(self.zero))
             } else {
                 _mm512_setzero_si512()
             };
@@ -355,7 +372,7 @@ impl Panel {
                 let high = _mm512_load_si512(integers.0[0][r].as_ptr().cast());
                 let low = _mm512_load_si512(integers.0[1][r].as_ptr().cast());
                 let mut joined = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
-                if self.fp4 {
+                if self.zero != 0 {
                     joined = _mm512_sub_epi32(joined, zero);
                 }
                 let at = visit * ROWS + r;

@@ -1,7 +1,7 @@
 //! Tests of `tiles.rs`: each unit against the scalar row kernel, to the bit.
 
-use super::super::dot::tests::{Random, encodings, random_weight};
-use super::super::dot::{Rows, multiply_rows as by_rows, packing};
+use super::super::dot::tests::{Random, encodings, least_cols, random_weight};
+use super::super::dot::{Rows, multiply_rows as by_rows};
 use super::super::quantise::Forms;
 use super::*;
 
@@ -14,15 +14,15 @@ fn check(unit: Unit, isa: Isa) {
     }
     let mut random = Random(11);
     for encoding in encodings().into_iter().filter(|e| e.is_integer()) {
-        let group = packing(encoding).2;
+        let least = least_cols(encoding);
         for (rows, cols, x_rows) in [
             (32, 512, 16),
-            (70, 1152, 21),
-            (5, 128, 3),
+            (70, 1152 / least * least, 21),
+            (5, least.max(128), 3),
             (33, 2048, 40),
-            // The last round of lanes has one group, or lacks one.
-            (9, 512 + group, 17),
-            (3, 1024 - group, 2),
+            // The last round of lanes has one unit, or lacks one.
+            (9, 512 + least, 17),
+            (3, 1024 - least, 2),
         ] {
             let w = random_weight(rows, cols, encoding, random.next());
             let mut a = Activations::default();
@@ -31,11 +31,11 @@ fn check(unit: Unit, isa: Isa) {
                 let x: Vec<f32> = (0..cols).map(|_| random.float()).collect();
                 a.fill(isa, r, &x);
             }
-            let order = Order::of(packing(encoding).0);
+            let order = Order::of(encoding);
             let outputs: Vec<u32> = (0..x_rows as u32).rev().collect();
             let packed = |rows: &[u32]| {
                 let mut tile = Tile::default();
-                tile.pack(&a, rows, order);
+                tile.pack(&a, rows, order, true);
                 tile
             };
             let tiles: Vec<Tile> = outputs.chunks(TOKENS).map(packed).collect();

@@ -17,7 +17,7 @@ use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// How far ahead of the read position codes are fetched (measured best of 1, 2, 3, 4, 8 and 16 KiB).
-const PREFETCH_BYTES: usize = 3072;
+pub(super) const PREFETCH_BYTES: usize = 3072;
 /// The same for scales, of which a row has an eighth as many bytes.
 const SCALE_PREFETCH_BYTES: usize = 1024;
 
@@ -275,7 +275,7 @@ fn spread<const GROUP: usize>(scales: __m512) -> __m512 {
 /// There are `count`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn load_scales<const KIND: u8>(at: *const u8, count: usize) -> __m512 {
+pub(super) unsafe fn load_scales<const KIND: u8>(at: *const u8, count: usize) -> __m512 {
     let mask = ((1u32 << count) - 1) as u16;
     // SAFETY: masked loads touch only the scales that are there.
     unsafe {

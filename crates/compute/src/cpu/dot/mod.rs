@@ -5,12 +5,13 @@
 //! twice the E2M1 values plus 12, and `12 · Σ value` is taken off again); then, in lane j mod 16,
 //! `acc = fma(D, scale_w · scale_x, acc)` and, for affine weights, `acc = fma(bias_w, sum_x, acc)`;
 //! the sixteen lanes are added in halves at the end. Rows are padded with zero blocks to whole
-//! rounds of lanes. So a product has the same bits on every instruction set, for one row or many.
+//! rounds of lanes. [`blocks`] has what GGUF's formats add to this. So a product has the same bits on every instruction set, for one row or many.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
@@ -25,7 +26,11 @@ use crate::weight::Matrix;
 use format::{Encoding, Float};
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) use blocks::{BlockRow, Plain, Shape};
+
+#[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::{expand_chunk as expand_avx512, transpose_sum};
+pub(crate) use blocks::{dequantize_row as dequantize_blocks, shape};
 pub(crate) use unpack::{FP4_CODES, FP4_ZERO, unpack_codes};
 
 /// How the codes of a chunk are packed.
@@ -128,6 +133,11 @@ pub(crate) fn packing(encoding: Encoding) -> (Codes, ScaleKind, usize) {
 pub(crate) fn forms(encodings: impl IntoIterator<Item = Encoding>) -> Forms {
     let mut forms = Forms::default();
     for encoding in encodings.into_iter().filter(|encoding| encoding.is_integer()) {
+        if let Encoding::Block(format) = encoding {
+            forms.natural = true;
+            forms.halves |= shape(format).is_halved;
+            continue;
+        }
         match packing(encoding).0 {
             Codes::Nibbles | Codes::Fp4 => forms.paired = true,
             Codes::Bytes | Codes::Stream(_) => forms.natural = true,
@@ -261,6 +271,11 @@ pub(crate) unsafe fn multiply_rows(
 ) {
     assert_eq!(w.cols, x.cols);
     assert_eq!(rows.inputs.len(), rows.outputs.len());
+    if let Encoding::Block(format) = w.encoding {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { blocks::multiply_rows(isa, w, format, range, x, rows, out) };
+        return;
+    }
     #[cfg(target_arch = "x86_64")]
     if matches!(isa, Isa::Avx512 | Isa::Amx) {
         // SAFETY: the instruction set was detected before this `Isa` was handed out.

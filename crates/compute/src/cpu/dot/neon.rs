@@ -145,7 +145,7 @@ fn signed_codes(packing: Codes, codes: &[u8], block: usize) -> [int8x16_t; 2] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn load(bytes: &[u8; 16]) -> uint8x16_t {
+pub(super) fn load(bytes: &[u8; 16]) -> uint8x16_t {
     // SAFETY: sixteen bytes.
     unsafe { vld1q_u8(bytes.as_ptr()) }
 }
@@ -153,7 +153,7 @@ fn load(bytes: &[u8; 16]) -> uint8x16_t {
 /// The values of one block.
 #[inline]
 #[target_feature(enable = "neon")]
-fn block_values(values: &[i16; CHUNK], block: usize) -> [int16x8_t; BLOCK / 8] {
+pub(super) fn block_values(values: &[i16; CHUNK], block: usize) -> [int16x8_t; BLOCK / 8] {
     let (values, _) = values[block * BLOCK..].as_chunks::<8>();
     // SAFETY: eight integers each.
     std::array::from_fn(|i| unsafe { vld1q_s16(values[i].as_ptr()) })
@@ -162,7 +162,7 @@ fn block_values(values: &[i16; CHUNK], block: usize) -> [int16x8_t; BLOCK / 8] {
 /// The sum of the four lanes of each vector.
 #[inline]
 #[target_feature(enable = "neon")]
-fn add_lanes(sums: &[int32x4_t; LANE_BLOCKS]) -> [i32; LANE_BLOCKS] {
+pub(super) fn add_lanes(sums: &[int32x4_t; LANE_BLOCKS]) -> [i32; LANE_BLOCKS] {
     let mut out = [0; LANE_BLOCKS];
     for (out, s) in out.as_chunks_mut::<4>().0.iter_mut().zip(sums.as_chunks::<4>().0) {
         let total = vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3]));
@@ -175,7 +175,7 @@ fn add_lanes(sums: &[int32x4_t; LANE_BLOCKS]) -> [i32; LANE_BLOCKS] {
 /// `sum` plus, in each lane, the products of four signed bytes. (The intrinsic is not stable in Rust 1.95.)
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+pub(super) fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     // SAFETY: works on registers alone; the function has the feature.
     unsafe {
         asm!(

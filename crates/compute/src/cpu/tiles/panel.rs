@@ -4,7 +4,12 @@
 
 use std::arch::x86_64::*;
 
-use super::super::dot::{Codes, FP4_CODES, Row, expand_avx512, unpack_codes};
+use format::{BlockFormat, Encoding};
+use machine::cpu::Isa;
+
+use super::super::dot::{
+    BlockRow, Codes, FP4_CODES, FP4_ZERO, Plain, Row, Shape, expand_avx512, shape, unpack_codes,
+};
 use super::super::quantise::{BLOCK, LANE_BLOCKS};
 use super::{ROWS, Visits};
 use crate::weight::Matrix;
@@ -17,8 +22,14 @@ pub(super) struct Panel {
     /// [visit][row]
     pub(super) scales: Vec<f32>,
     pub(super) biases: Vec<f32>,
-    pub(super) fp4: bool,
+    /// The same for the second halves of blocks, where those have scales of their own.
+    pub(super) second_scales: Vec<f32>,
+    pub(super) second_biases: Vec<f32>,
+    /// What is taken off a code.
+    pub(super) zero: i32,
     pub(super) biased: bool,
+    /// Whether blocks have two scales.
+    pub(super) halved: bool,
 }
 
 impl Panel {
@@ -36,8 +47,13 @@ impl Panel {
             self.scales.fill(0.0);
             self.biases.fill(0.0);
         }
+        self.halved = false;
+        if let Encoding::Block(format) = w.encoding {
+            self.unpack_blocks(w, format, first, count, &visits);
+            return;
+        }
         let sample = Row::new(w, first);
-        self.fp4 = sample.packing == Codes::Fp4;
+        self.zero = if sample.packing == Codes::Fp4 { FP4_ZERO } else { 0 };
         self.biased = !sample.biases.is_empty();
         for start in (0..count).step_by(16) {
             let rows = first + start..first + count.min(start + 16);
@@ -57,6 +73,46 @@ impl Panel {
             for block in 0..blocks {
                 let to = &mut self.codes[(visits.of(block) * ROWS + r) * BLOCK..][..BLOCK];
                 unpack_codes(row.packing, &row.codes[block * block_bytes..], to);
+            }
+        }
+    }
+
+    /// Rows of blocks, each expanded as for the row kernels.
+    fn unpack_blocks(
+        &mut self,
+        w: &Matrix<'_>,
+        format: BlockFormat,
+        first: usize,
+        count: usize,
+        visits: &Visits,
+    ) {
+        let Shape { zero, is_halved, is_biased } = shape(format);
+        (self.zero, self.halved, self.biased) = (zero, is_halved, is_biased);
+        let second = if is_halved { self.scales.len() } else { 0 };
+        self.second_scales.resize(second, 0.0);
+        self.second_biases.resize(second, 0.0);
+        if count < ROWS {
+            self.second_scales.fill(0.0);
+            self.second_biases.fill(0.0);
+        }
+        let mut plain = Plain::new();
+        for r in 0..count {
+            let row = BlockRow::new(w, format, first + r);
+            for chunk in 0..visits.blocks.div_ceil(LANE_BLOCKS) {
+                row.expand(Isa::Avx512, chunk, &mut plain);
+                let blocks = (visits.blocks - chunk * LANE_BLOCKS).min(LANE_BLOCKS);
+                for (block, codes) in
+                    plain.codes.as_chunks::<BLOCK>().0[..blocks].iter().enumerate()
+                {
+                    let at = visits.of(chunk * LANE_BLOCKS + block) * ROWS + r;
+                    self.codes[at * BLOCK..][..BLOCK].copy_from_slice(codes);
+                    self.scales[at] = plain.scales[0][block];
+                    self.biases[at] = plain.biases[0][block];
+                    if is_halved {
+                        self.second_scales[at] = plain.scales[1][block];
+                        self.second_biases[at] = plain.biases[1][block];
+                    }
+                }
             }
         }
     }
@@ -96,7 +152,7 @@ impl Panel {
                     let packed = _mm512_maskz_loadu_epi8(valid, from.as_ptr().cast());
                     let mut even = _mm512_and_si512(packed, mask);
                     let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), mask);
-                    if self.fp4 {
+                    if self.zero != 0 {
                         even = _mm512_shuffle_epi8(table, even);
                         odd = _mm512_shuffle_epi8(table, odd);
                     }
