@@ -209,7 +209,6 @@ fn runtime_hint(error: &runtime::Error) -> Option<String> {
                 .collect();
             Some(format!("this machine can run {}", sets.join(", ")))
         }
-        Error::Gguf { .. } => Some("use the model's safetensors files to run it".to_owned()),
         Error::Experts(experts::Error::TooFewSlots { needed, .. }) => Some(format!(
             "--expert-slots {needed} is the least; without the option there are as many as fit"
         )),

@@ -40,12 +40,6 @@ pub enum Error {
         /// What was planned.
         context: usize,
     },
-    /// A GGUF file, whose weights are described and not computed with.
-    #[error("{}: GGUF files are shown and planned, and not run yet", path.display())]
-    Gguf {
-        /// The file.
-        path: std::path::PathBuf,
-    },
     /// An instruction set that this machine lacks.
     #[error("this machine cannot run {isa} kernels")]
     Isa {
