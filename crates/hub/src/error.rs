@@ -68,10 +68,10 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// Weights in a format that is read only where the file itself is named.
-    #[error("{} is a GGUF file, which is not run yet", path.display())]
+    /// A folder of GGUF files, of which one has to be named.
+    #[error("{} holds GGUF files and no other weights", path.parent().unwrap_or(path).display())]
     Gguf {
-        /// The file.
+        /// The first of them.
         path: PathBuf,
     },
 
@@ -176,11 +176,7 @@ impl Error {
                 let download = download_command(&format!("{repository} {names}"), revision);
                 Some(format!("download it again with `{download} --force-download`"))
             }
-            Error::Gguf { path } => Some(format!(
-                "`millstream show {}` describes it; to run the model, use its safetensors files: as its makers \
-                 publish it, or quantised for MLX (mlx-community on Hugging Face has most)",
-                path.display()
-            )),
+            Error::Gguf { path } => Some(format!("name the file itself: {}", path.display())),
             Error::NotAModelFile { .. } | Error::Malformed { .. } | Error::Read { .. } => None,
         }
     }

@@ -127,7 +127,7 @@ fn facts(model: &OpenModel) -> Facts {
     }
 }
 
-/// The vocabulary of a GGUF file, which is not used yet.
+/// The vocabulary of a GGUF file whose text cannot be used.
 fn inside(metadata: &Metadata) -> String {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let tokens = match metadata.get(&key("tokens")) {
@@ -135,7 +135,7 @@ fn inside(metadata: &Metadata) -> String {
         _ => return "the file has no vocabulary".to_owned(),
     };
     let names = ["model", "pre"].map(|name| metadata.str(&key(name)).unwrap_or("unnamed"));
-    format!("{tokens} tokens in the file ({}), not read yet", names.join(", "))
+    format!("{tokens} tokens in the file ({}), not usable", names.join(", "))
 }
 
 /// Bytes of matrices by how they are stored, most first. Vectors (norms and the like) are not matrices.

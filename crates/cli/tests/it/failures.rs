@@ -333,7 +333,7 @@ fn gguf_files_are_distinguished_from_models() {
     let home = Home::new();
     home.write("gguf/model.gguf", "GGUF");
     let stderr = home.run(&["run", "./gguf", "hi"]).bad(1);
-    let expect = ["model.gguf is a GGUF file, which is not run yet\n", "hint: ", "mlx-community"];
+    let expect = ["gguf holds GGUF files and no other weights\n", "hint: ", "gguf/model.gguf"];
     assert_has(&stderr, &expect);
     let stderr = home.run(&["run", "gguf/model.gguf", "hi"]).bad(1);
     assert_has(&stderr, &["model.gguf: byte 4: the version: ", "(truncated?)"]);

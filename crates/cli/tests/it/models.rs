@@ -214,20 +214,26 @@ fn gguf_files_are_shown_by_type() {
     home.run(&["synth", "--like", "tiny-qwen3.5-moe", "--format", "gguf", "model.gguf"]).good();
     let text = home.run(&["show", "model.gguf"]).good();
     assert_has(&text, &["qwen3_5_moe", "  file ", "model.gguf\n", "  Q4_1 ", "  F32 ", " tensors"]);
-    assert_has(&text, &[" tokens in the file (gpt2, qwen2), not read yet\n"]);
+    assert_has(&text, &["  tokenizer        4096 tokens"]);
     let json = home.run(&["show", "model.gguf", "--json"]).json();
     assert_eq!(json["weights"][0]["encoding"], "Q4_1");
     let tensors = json["tensors"].as_array().unwrap();
     let of = |key: &str| tensors.iter().map(|kind| kind[key].as_u64().unwrap()).sum::<u64>();
     assert_eq!(json["size_bytes"], of("bytes"));
     assert_eq!(tensors.iter().map(|kind| &kind["type"]).collect::<Vec<_>>(), ["Q4_1", "F32"]);
-    // What would be in memory is known, what it would answer is not.
     home.run(&plan("./model.gguf", &[])).good();
-    let logits = ["logits", "model.gguf", "--tokens", "1", "--out", "x"];
-    for arguments in [&logits[..], &["run", "model.gguf", "hi"]] {
-        let stderr = home.run(arguments).bad(1);
-        assert_has(&stderr, &["model.gguf: GGUF files are shown and planned, and not run yet"]);
-    }
+    // The same from memory and from the disk.
+    let logits = |out: &str, more: &[&str]| {
+        let arguments = ["logits", "model.gguf", "--tokens", "1,2,3,4,5", "--out", out];
+        home.run(&[&arguments[..], more].concat()).good();
+        std::fs::read(home.path().join(out)).unwrap()
+    };
+    let resident = logits("resident", &[]);
+    assert_eq!(
+        logits("streamed", &["--stream-experts", "always", "--expert-slots", "4"]),
+        resident
+    );
+    home.run(&["run", "model.gguf", "hi", "--max-tokens", "3"]).good();
     let stderr = home.run(&["repack", "model.gguf", "copy"]).bad(1);
     assert_has(&stderr, &["model.gguf is a GGUF file, which is not repacked", "hint: "]);
 }
