@@ -23,6 +23,7 @@ mod k;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod small;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -92,13 +93,21 @@ pub(crate) const fn shape(format: BlockFormat) -> Shape {
     Shape { zero, is_halved: format.group() == BLOCK / 2, is_biased }
 }
 
+/// Expands a whole chunk of blocks.
+fn expand_by_loops(isa: Isa, format: BlockFormat, bytes: &[u8], to: &mut Plain) {
+    unpack(isa, format, bytes, to);
+    if let Some(table) = table::table(format) {
+        table::look_up(isa, table, &mut to.codes);
+    }
+}
+
 versions! {
-    /// Expands whole blocks, a chunk of them at most; what of `to` has no blocks stays as it is.
-    fn expand_by_loops(format: BlockFormat, bytes: &[u8], to: &mut Plain) = expand_body
+    /// The same, with indices instead of codes where a format has a table.
+    fn unpack(format: BlockFormat, bytes: &[u8], to: &mut Plain) = unpack_body
 }
 
 #[inline(always)]
-fn expand_body(format: BlockFormat, bytes: &[u8], to: &mut Plain) {
+fn unpack_body(format: BlockFormat, bytes: &[u8], to: &mut Plain) {
     use BlockFormat::*;
     match format {
         Q4_0 => small::q4_0(bytes, to),

@@ -9,11 +9,11 @@ use std::sync::Mutex;
 use half::bf16;
 
 use super::super::activation::testing::{Random, assert_same_bits, isas};
-use super::super::dot::tests::{random_weight, value};
+use super::super::dot::tests::{random_weight, row_values};
 use super::*;
 use crate::bank::{BiasPlace, ExpertPlace, ResidentBank, ResidentExpert};
 use crate::{HostStore, Matrix, MatrixPlace, Store, Take, Tally, Weight, weight_memory};
-use format::{Encoding, Float};
+use format::{BlockFormat, Encoding, Float};
 
 /// Where there are tiles, as wide as their rows are at least; the shared expert's hidden rows are narrower.
 const HIDDEN: usize = if cfg!(target_arch = "x86_64") { 512 } else { 128 };
@@ -91,8 +91,8 @@ struct Exact {
 }
 
 fn rows_of(w: Matrix<'_>) -> Vec<Vec<f64>> {
-    let value = |row, col| f64::from(w.factor) * value(&w, row, col);
-    (0..w.rows).map(|row| (0..w.cols).map(|col| value(row, col)).collect()).collect()
+    let scaled = |value| f64::from(w.factor) * value;
+    (0..w.rows).map(|row| row_values(&w, row).into_iter().map(scaled).collect()).collect()
 }
 
 impl Exact {
@@ -427,6 +427,9 @@ fn every_format_agrees_with_f64() {
         affine(6, 64, Float::Bf16),
         Encoding::Mxfp4,
         Encoding::Nvfp4,
+        // Offsets, and two scales a block.
+        Encoding::Block(BlockFormat::Q5_1),
+        Encoding::Block(BlockFormat::Nvfp4),
         BF16,
     ] {
         check(Case::new(SWIGLU, encoding), &ROWS);
@@ -456,7 +459,14 @@ fn shared_experts_are_added_with_and_without_a_gate() {
 #[test]
 fn a_down_projection_may_have_another_format() {
     let (four, eight) = (affine(4, 64, Float::Bf16), affine(8, 64, Float::Bf16));
-    for encodings in [[four, eight], [eight, four], [four, BF16], [BF16, Encoding::Mxfp4]] {
+    let [q8_0, nvfp4, q4_k] =
+        [BlockFormat::Q8_0, BlockFormat::Nvfp4, BlockFormat::Q4K].map(Encoding::Block);
+    let mut pairs =
+        vec![[four, eight], [eight, four], [four, BF16], [BF16, Encoding::Mxfp4], [nvfp4, four]];
+    if HIDDEN.is_multiple_of(256) {
+        pairs.extend([[q4_k, q8_0], [q4_k, nvfp4]]);
+    }
+    for encodings in pairs {
         check(Case { encodings, ..Case::new(SWIGLU, four) }, &[1, 70]);
     }
 }

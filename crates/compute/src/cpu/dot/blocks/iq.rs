@@ -4,7 +4,7 @@
 
 use super::Plain;
 use super::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
-use super::small::{each, half_at};
+use super::small::{each, half_at, spread_bits};
 use crate::cpu::dense::f16_to_f32;
 
 /// Blocks of 32 in a block of 256.
@@ -50,9 +50,7 @@ fn iq3_xxs_magnitudes(entries: [u16; 2]) -> u64 {
 /// Magnitudes with their signs (a set bit is a minus), and the zero of 64.
 #[inline(always)]
 fn signed(magnitudes: u64, signs: u8) -> [u8; 8] {
-    let bits = (u64::from(signs) * bytes_of(1)) & 0x8040_2010_0804_0201;
-    let negative = (bits + bytes_of(0x7f)) >> 7 & bytes_of(1);
-    let turned = magnitudes & (negative * 255);
+    let turned = magnitudes & (spread_bits(signs) * 255);
     (bytes_of(64) + magnitudes - 2 * turned).to_le_bytes()
 }
 

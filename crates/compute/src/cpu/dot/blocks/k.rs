@@ -4,7 +4,7 @@
 //! fields the next.
 
 use super::Plain;
-use super::small::{IQ4_CODES, each, half_at, looked_up};
+use super::small::{each, half_at, nibbles};
 
 /// Blocks of 32 in a block of 256.
 const BLOCKS: usize = 8;
@@ -132,7 +132,7 @@ pub(super) fn iq4_xs(bytes: &[u8], to: &mut Plain) {
             let low = block[4 + b / 2] >> (b % 2 * 4) & 15;
             let scale = (i32::from(low) | i32::from(high >> (2 * b) & 3) << 4) - 32;
             scales[BLOCKS * i + b] = d * scale as f32;
-            looked_up(&IQ4_CODES, &block[8 + 16 * b..], codes);
+            nibbles(&block[8 + 16 * b..], codes);
         }
     }
 }

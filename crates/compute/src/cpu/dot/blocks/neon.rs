@@ -77,3 +77,46 @@ fn by_halves(plain: &Plain, x: &Inputs<'_>) -> [[i32; LANE_BLOCKS]; 2] {
     }
     [add_lanes(&sums[0]), add_lanes(&sums[1])]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::half_sums;
+    use super::*;
+    use crate::cpu::dot::tests::Random;
+    use crate::cpu::quantise::{BLOCK, CHUNK};
+
+    #[track_caller]
+    fn check(codes: [u8; CHUNK], values: [i16; CHUNK]) {
+        let zero = [0; LANE_BLOCKS];
+        let floats = [0.0; LANE_BLOCKS];
+        let (scale, sum) = (&floats, &floats);
+        let x = Inputs { values: &values, scale, sum, integer_sum: &zero, first_sum: &zero };
+        let mut plain = Plain::new();
+        plain.codes = codes;
+        let mut want = half_sums(&plain, &x);
+        for (i, &value) in values.iter().enumerate() {
+            want[i % BLOCK / (BLOCK / 2)][i / BLOCK] -= 128 * i32::from(value);
+        }
+        // SAFETY: NEON is in every 64-bit Arm.
+        assert_eq!(unsafe { by_halves(&plain, &x) }, want, "by halves");
+        if is_aarch64_feature_detected!("dotprod") {
+            // SAFETY: just detected.
+            assert_eq!(unsafe { by_bytes(&plain, &x) }, want, "by bytes");
+        }
+    }
+
+    #[test]
+    fn both_ways_are_exact_up_to_the_extremes() {
+        let mut random = Random(3);
+        for _ in 0..50 {
+            let codes = std::array::from_fn(|_| random.next() as u8);
+            let values = std::array::from_fn(|_| (32_512.0 * random.float()) as i16);
+            check(codes, values);
+        }
+        for code in [0, 127, 128, 255] {
+            for value in [-32_512, -129, -128, -1, 0, 127, 128, 32_383, 32_512] {
+                check([code; CHUNK], [value; CHUNK]);
+            }
+        }
+    }
+}

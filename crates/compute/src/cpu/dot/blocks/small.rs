@@ -1,14 +1,9 @@
-//! Expansion of the formats with one scale a block: those of 32, 64 and 128 weights.
+//! Expansion of the formats of 32, 64 and 128 weights.
 
 use super::Plain;
 use crate::cpu::dense::{e4m3_to_f32, f16_to_f32};
 use crate::cpu::dot::scalar::halved_exponent;
-use crate::cpu::dot::unpack::FP4_CODES;
 use crate::cpu::quantise::CHUNK;
-
-/// The table of IQ4_NL and IQ4_XS plus 128.
-pub(super) const IQ4_CODES: [u8; 16] =
-    [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
 
 /// The f16 that begins at a byte.
 #[inline(always)]
@@ -38,21 +33,21 @@ pub(super) fn nibbles(bytes: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// Nibbles as indices into a table.
+/// The bits of a byte, one to a byte of a word.
 #[inline(always)]
-pub(super) fn looked_up(table: &[u8; 16], bytes: &[u8], codes: &mut [u8]) {
-    nibbles(bytes, codes);
-    for code in codes {
-        *code = table[usize::from(*code & 15)];
-    }
+pub(super) fn spread_bits(bits: u8) -> u64 {
+    let bits = (u64::from(bits) * EACH) & 0x8040_2010_0804_0201;
+    (bits + 0x7f * EACH) >> 7 & EACH
 }
+
+/// One in each byte.
+const EACH: u64 = u64::from_ne_bytes([1; 8]);
 
 /// The fifth bit of each code.
 #[inline(always)]
 fn fifth_bits(bits: &[u8], codes: &mut [u8; 32]) {
-    let bits = u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
-    for (i, code) in codes.iter_mut().enumerate() {
-        *code |= ((bits >> i & 1) as u8) << 4;
+    for (codes, &bits) in codes.as_chunks_mut::<8>().0.iter_mut().zip(bits) {
+        *codes = (u64::from_le_bytes(*codes) | spread_bits(bits) << 4).to_le_bytes();
     }
 }
 
@@ -111,7 +106,7 @@ pub(super) fn iq4_nl(bytes: &[u8], to: &mut Plain) {
     let [scales, _] = &mut to.scales;
     for (i, (block, codes)) in each::<18, 32>(bytes, &mut to.codes) {
         scales[i] = half_at(block, 0);
-        looked_up(&IQ4_CODES, &block[2..], codes);
+        nibbles(&block[2..], codes);
     }
 }
 
@@ -120,7 +115,7 @@ pub(super) fn mxfp4(bytes: &[u8], to: &mut Plain) {
     let [scales, _] = &mut to.scales;
     for (i, (block, codes)) in each::<17, 32>(bytes, &mut to.codes) {
         scales[i] = halved_exponent(block[0]);
-        looked_up(&FP4_CODES, &block[1..], codes);
+        nibbles(&block[1..], codes);
     }
 }
 
@@ -133,7 +128,7 @@ pub(super) fn nvfp4(bytes: &[u8], to: &mut Plain) {
             // Halved, because the codes are doubled; what would be not a number is nothing.
             let scale = if code == 0x7f { 0.0 } else { 0.5 * e4m3_to_f32(code) };
             scales[group % 2][2 * i + group / 2] = scale;
-            looked_up(&FP4_CODES, &block[4 + 8 * group..], &mut codes[16 * group..][..16]);
+            nibbles(&block[4 + 8 * group..], &mut codes[16 * group..][..16]);
         }
     }
 }
@@ -143,10 +138,8 @@ pub(super) fn q1_0(bytes: &[u8], to: &mut Plain) {
     let [scales, _] = &mut to.scales;
     for (i, (block, codes)) in each::<18, 128>(bytes, &mut to.codes) {
         scales[4 * i..4 * i + 4].fill(half_at(block, 0));
-        for (codes, &byte) in codes.chunks_exact_mut(8).zip(&block[2..]) {
-            for (bit, code) in codes.iter_mut().enumerate() {
-                *code = (byte >> bit & 1) * 2;
-            }
+        for (codes, &bits) in codes.as_chunks_mut::<8>().0.iter_mut().zip(&block[2..]) {
+            *codes = (2 * spread_bits(bits)).to_le_bytes();
         }
     }
 }

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use format::BlockFormat;
 use machine::cpu::Isa;
 
-use super::super::small::IQ4_CODES;
+use super::super::table::IQ4_CODES;
 use super::super::{Plain, expand_by_loops};
 use crate::cpu::dot::avx512::{PREFETCH_BYTES, load_scales};
 use crate::cpu::dot::unpack::FP4_CODES;
