@@ -70,6 +70,9 @@ MODELS = {
     "qwen3next": ("qwen3next", HYBRID | MOE | NARROW | SHARED),
     "qwen35": ("qwen35", HYBRID | SECTIONS),
     "qwen35moe": ("qwen35moe", HYBRID | SECTIONS | MOE | NARROW | SHARED),
+    # What is in two or three tensors elsewhere is in one, and a layer that drafts comes after the others.
+    "qwen35moe-fused": ("qwen35moe", HYBRID | SECTIONS | MOE | NARROW | SHARED | {
+        "block_count": 4, "nextn_predict_layers": 1}),
     # The sixth layer is the only one that sees everything, as no key says.
     "gemma3": ("gemma3", HEADS | {
         "block_count": 6, "attention.key_length": 64, "attention.value_length": 64, "attention.sliding_window": 16,
@@ -137,12 +140,29 @@ def shapes(model):
         if per_layer:
             own |= {"inp_gate.weight": (per_layer, HIDDEN), "proj.weight": (HIDDEN, per_layer)}
             own["post_norm.weight"] = (HIDDEN,)
+        if model.endswith("-fused"):
+            own = fused(own)
+        if layer >= layers - k.get("nextn_predict_layers", 0):
+            own |= {f"nextn.{name}.weight": (HIDDEN,) for name in ("enorm", "hnorm", "shared_head_norm")}
+            own["nextn.eh_proj.weight"] = (HIDDEN, 2 * HIDDEN)
         out |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
     return out
 
 
 def is_delta(k, layer):
-    return (layer + 1) % k.get("full_attention_interval", 1) != 0
+    is_trunk = layer < k["block_count"] - k.get("nextn_predict_layers", 0)
+    return is_trunk and (layer + 1) % k.get("full_attention_interval", 1) != 0
+
+
+def fused(own):
+    """Tensors as some converters join them."""
+    out = dict(own)
+    gate, up = (out.pop(f"ffn_{part}_exps.weight") for part in ("gate", "up"))
+    out["ffn_gate_up_exps.weight"] = (gate[0], gate[1] + up[1], gate[2])
+    if "attn_q.weight" in out:
+        rows = sum(out.pop(f"attn_{part}.weight")[0] for part in "qkv")
+        out["attn_qkv.weight"] = (rows, HIDDEN)
+    return out
 
 
 def delta(k, family):

@@ -95,7 +95,8 @@ def attempt(path, name, plan, seed):
     prompt = (seeded.words(seed, "prompt", PROMPT) % np.uint64(gguf_models.VOCAB)).tolist()
     routing = Routing(model)
     logits, experts = forward(model, routing, prompt)
-    assert len(experts) == (0 if "expert_count" not in keys else keys["block_count"]), "routers that were not heard"
+    routers = model.config.num_hidden_layers if "expert_count" in keys else 0
+    assert len(experts) == routers, "routers that were not heard"
     draws, effects = range(DRAWS), []
     for size, draw in [(PERTURBATION * SAFETY, 2000 + d) for d in draws] + [(PERTURBATION, 1000 + d) for d in draws]:
         effects.append(effect(model, routing, prompt, logits, experts, size, draw))

@@ -94,7 +94,10 @@ def state_of(family, keys, weights):
         elif name != "rope_freqs.weight":
             module, _, suffix = name.rpartition(".")
             state[f"{GLOBAL[module]}.{suffix}"] = w
-    for number, tensors in enumerate(layers):
+    trunk = keys["block_count"] - keys.get("nextn_predict_layers", 0)
+    for number, tensors in enumerate(layers[:trunk]):
+        if "attn_qkv.weight" in tensors and "ssm_a" not in tensors:
+            tensors = apart(keys, tensors)
         if family == "llama":
             tensors = permuted_back(keys, tensors)
         if "ssm_a" in tensors:
@@ -110,6 +113,14 @@ def state_of(family, keys, weights):
                 state[name] = state[name] - 1
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     return state
+
+
+def apart(keys, tensors):
+    """Queries (with their gates), keys and values, one after the other."""
+    out, kv_rows = dict(tensors), keys["attention.head_count_kv"] * keys["attention.key_length"]
+    joined = out.pop("attn_qkv.weight")
+    parts = joined.split([len(joined) - 2 * kv_rows, kv_rows, kv_rows])
+    return out | {f"attn_{name}.weight": part for name, part in zip("qkv", parts)}
 
 
 def permuted_back(keys, tensors):
@@ -184,10 +195,10 @@ def experts_back(family, tensors):
 
 def model_of(family, keys, weights):
     """transformers' model for a file."""
-    k, layers = keys, range(keys["block_count"])
+    k, layers = keys, keys["block_count"] - keys.get("nextn_predict_layers", 0)
     settings = dict(
         vocab_size=len(weights["token_embd.weight"]), hidden_size=k["embedding_length"],
-        num_hidden_layers=k["block_count"], num_attention_heads=k["attention.head_count"],
+        num_hidden_layers=layers, num_attention_heads=k["attention.head_count"],
         num_key_value_heads=k["attention.head_count_kv"], rms_norm_eps=k["attention.layer_norm_rms_epsilon"],
         max_position_embeddings=k["context_length"], intermediate_size=k["feed_forward_length"],
         tie_word_embeddings="output.weight" not in weights, bos_token_id=None, eos_token_id=None, pad_token_id=None,
@@ -222,7 +233,7 @@ def model_of(family, keys, weights):
             linear_value_head_dim=k["ssm.inner_size"] // k["ssm.time_step_rank"],
         )  # fmt: skip
     elif family == "gpt-oss":
-        own |= dict(rope_parameters=rope | dict(truncate=False), layer_types=kinds(i % 2 == 0 for i in layers))
+        own |= dict(rope_parameters=rope | dict(truncate=False), layer_types=kinds(i % 2 == 0 for i in range(layers)))
     elif family.startswith("gemma"):
         own |= gemma(family, k, rope, weights)
     if family in ("gpt-oss", "gemma3", "gemma4"):
