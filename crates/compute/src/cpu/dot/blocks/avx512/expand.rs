@@ -270,10 +270,9 @@ const fn k_bytes(low: u8, low_top: u8, high: u8, high_top: u8) -> i32 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
 unsafe fn k_scales<const BYTES: usize>(from: *const u8, to: &mut Plain) {
     // SAFETY: both blocks begin with 16 bytes of this.
-    let heads = unsafe {
-        let first = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
-        _mm512_mask_broadcast_i32x4(first, 0xff00, _mm_loadu_si128(from.add(BYTES).cast()))
-    };
+    let (first, second) =
+        unsafe { (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(BYTES).cast())) };
+    let heads = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(first), 0xff00, second);
     // For each of the first four groups the bytes [s[i], -, s[i + 4], -], for each of the others [s[i + 4], s[i - 4],
     // s[i + 4], s[i]]; s begins at byte 4.
     let order = _mm512_broadcast_i32x8(_mm256_setr_epi32(
@@ -298,8 +297,12 @@ unsafe fn k_scales<const BYTES: usize>(from: *const u8, to: &mut Plain) {
         _mm512_and_si512(_mm512_srlv_epi32(words, shifts), low_bits),
         _mm512_and_si512(_mm512_srli_epi32::<26>(words), top),
     );
-    // SAFETY: both blocks begin with two f16.
-    let (d, d_min) = unsafe { (two_halves::<BYTES, 0>(from), two_halves::<BYTES, 2>(from)) };
+    // Both blocks begin with two f16.
+    let floats =
+        _mm512_cvtph_ps(_mm256_inserti128_si256::<1>(_mm256_castsi128_si256(first), second));
+    let of_d = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8);
+    let of_d_min = _mm512_add_epi32(of_d, _mm512_set1_epi32(1));
+    let (d, d_min) = (_mm512_permutexvar_ps(of_d, floats), _mm512_permutexvar_ps(of_d_min, floats));
     store(&mut to.scales[0], _mm512_mul_ps(d, _mm512_cvtepi32_ps(scale)));
     let bias = _mm512_mul_ps(d_min, _mm512_cvtepi32_ps(minimum));
     store(&mut to.biases[0], _mm512_xor_ps(bias, _mm512_set1_ps(-0.0)));
