@@ -13,7 +13,7 @@ use crate::{Error, Quantization, Result};
 /// The file's name.
 pub(crate) const CONFIG_NAME: &str = "config.json";
 
-/// Larger than any published config.json (the largest list quantisation per tensor, about 1 MB).
+/// Larger than any published config.json (the largest list quantization per tensor, about 1 MB).
 pub(crate) const CONFIG_LIMIT_BYTES: u64 = 4 << 20;
 
 /// A parsed config.json.
@@ -132,7 +132,7 @@ impl Config {
         ids
     }
 
-    /// What config.json says about quantisation, if it does so in MLX's words or is gpt-oss's own.
+    /// What config.json says about quantization, if it does so in MLX's words or is gpt-oss's own.
     pub fn quantization(&self) -> Option<&Quantization> {
         self.quantization.as_ref()
     }

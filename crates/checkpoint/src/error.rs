@@ -160,7 +160,7 @@ pub enum Error {
     #[error("{}: tensor {tensor:?}: {len} bytes at {offset} do not lie within its {tensor_bytes}", path.display())]
     ReadRange { path: PathBuf, tensor: String, offset: u64, len: u64, tensor_bytes: u64 },
 
-    /// Packed weights and scales that make no known quantisation.
+    /// Packed weights and scales that make no known quantization.
     #[error(
         "{}: tensor {tensor:?}: {packed} words and {groups} scales per row of {in_features} inputs: {detail}",
         path.display()

@@ -9,7 +9,7 @@
 //! The rows of a fused tensor are *interleaved* in gpt-oss's published files: gate, up, gate, up. There
 //! `Gate` stands for the first half of these rows and `Up` for the second, still one range each, and
 //! [`ExpertLayout::is_interleaved`] says that their products must be separated. Transposed experts
-//! (Llama 4, unquantised gpt-oss) are not read here.
+//! (Llama 4, unquantized gpt-oss) are not read here.
 
 use std::fmt;
 

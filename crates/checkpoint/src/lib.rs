@@ -1,6 +1,6 @@
 //! Bytes on disk to named tensors: which file, which offset, which dtype, which shape.
 //!
-//! Files are safetensors, plain or quantised by MLX, or [`gguf`]; both open as the same thing.
+//! Files are safetensors, plain or quantized by MLX, or [`gguf`]; both open as the same thing.
 //! [`Checkpoint::open`] reads headers only, so a 200 GB model opens in milliseconds; weights are
 //! fetched later with positioned reads. [`Checkpoint::linear`] finds how one matrix is encoded
 //! (plain, MLX affine, mxfp4, mxfp8, nvfp4, blocks) and [`ExpertLayout::find`] where each expert's bytes lie.

@@ -1,7 +1,7 @@
 //! One weight matrix and where its parts lie: `[stack?, out, in]`, row-major, outermost first.
 //!
-//! A module is quantised exactly when `path.scales` exists. `path.biases` belong to the
-//! quantisation; `path.bias` is the ordinary bias of a linear layer and a different tensor.
+//! A module is quantized exactly when `path.scales` exists. `path.biases` belong to the
+//! quantization; `path.bias` is the ordinary bias of a linear layer and a different tensor.
 //! The experts of gpt-oss as published are `path_blocks` (bytes, `[stack, out, in / 32, 16]`) with
 //! `path_scales` and `path_bias`; the codes in them lie as MLX packs them.
 
@@ -27,10 +27,10 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns, before packing.
     pub in_features: usize,
-    /// The weights: `[stack?, out, in]`, in floats or blocks, or `[stack?, out, in · bits / 32]` U32 when quantised, or
+    /// The weights: `[stack?, out, in]`, in floats or blocks, or `[stack?, out, in · bits / 32]` U32 when quantized, or
     /// `[stack?, out, in / 32, 16]` U8 in published mxfp4.
     pub weight: Tensor,
-    /// `[stack?, out, in / group]` when quantised.
+    /// `[stack?, out, in / group]` when quantized.
     pub scales: Option<Tensor>,
     /// Like the scales, in affine mode only.
     pub biases: Option<Tensor>,
@@ -49,9 +49,9 @@ pub struct LinearSlice {
     pub in_features: usize,
     /// The weights.
     pub weight: Span,
-    /// The scales, when quantised.
+    /// The scales, when quantized.
     pub scales: Option<Span>,
-    /// The quantisation's biases, in affine mode.
+    /// The quantization's biases, in affine mode.
     pub biases: Option<Span>,
     /// The ordinary bias.
     pub bias: Option<Span>,
@@ -123,7 +123,7 @@ impl Checkpoint {
     /// The weight matrix at `path`, with its encoding found from the shapes.
     ///
     /// The weights are `path.weight` or, as in HF's fused experts, `path` itself, or `path_blocks`.
-    /// Where config.json says another quantisation, [`Checkpoint::warnings`] will tell.
+    /// Where config.json says another quantization, [`Checkpoint::warnings`] will tell.
     pub fn linear(
         &self,
         path: &str,
@@ -208,7 +208,7 @@ impl Checkpoint {
             in_features,
             weight: weight.clone(),
             scales: scales.cloned(),
-            // Stray biases next to an unquantised weight mean nothing.
+            // Stray biases next to an unquantized weight mean nothing.
             biases: scales.and(biases).cloned(),
             bias: bias.cloned(),
         })

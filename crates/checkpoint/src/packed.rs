@@ -37,7 +37,7 @@ pub(crate) fn find(
             let biases = if has_biases { "with" } else { "without" };
             Err(format!(
                 "{bits} bits in groups of {group} with {scale} scales, {biases} biases, \
-                 is no known quantisation"
+                 is no known quantization"
             ))
         }
     }

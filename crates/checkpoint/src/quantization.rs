@@ -1,4 +1,4 @@
-//! What config.json says about quantisation: a default and exceptions by module path.
+//! What config.json says about quantization: a default and exceptions by module path.
 //!
 //! Only ever used to warn: the shapes decide, because mixed-precision files
 //! lie in their global bits.
@@ -117,7 +117,7 @@ impl Quantization {
     }
 
     /// What the table says of a module by name; `None` when only the default applies to it,
-    /// `Some(None)` when it says the module is not quantised.
+    /// `Some(None)` when it says the module is not quantized.
     ///
     /// The longest dotted suffix wins, because keys are often written for another prefix than the
     /// tensors have (`model.layers…` for `language_model.model.layers…`).
@@ -131,7 +131,7 @@ impl Quantization {
         }
     }
 
-    /// What the table says of a module; `None`: not quantised.
+    /// What the table says of a module; `None`: not quantized.
     pub fn scheme(&self, path: &str) -> Option<Scheme> {
         self.exception(path).unwrap_or(Some(self.default))
     }

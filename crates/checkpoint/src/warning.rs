@@ -12,11 +12,11 @@ use format::Encoding;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// The shapes say another quantisation than config.json. The shapes are believed.
+    /// The shapes say another quantization than config.json. The shapes are believed.
     Quantization {
         /// The tensor, with its `.weight`.
         tensor: String,
-        /// What config.json says; `None`: not quantised.
+        /// What config.json says; `None`: not quantized.
         configured: Option<Scheme>,
         /// What the shapes say.
         found: Encoding,
@@ -60,7 +60,7 @@ impl fmt::Display for Warning {
                 write!(formatter, "tensor {tensor:?} is {found}, config.json says ")?;
                 match configured {
                     Some(scheme) => write!(formatter, "{scheme}"),
-                    None => formatter.write_str("not quantised"),
+                    None => formatter.write_str("not quantized"),
                 }
             }
             Warning::Skipped { part, count, bytes } => {

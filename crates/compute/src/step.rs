@@ -281,7 +281,7 @@ pub struct RouterShape {
     /// Only experts of the best groups are chosen, if there are groups.
     pub groups: Option<ExpertGroups>,
     /// Whether weights are divided by their sum, and what is added to it.
-    pub renormalise: Option<f32>,
+    pub renormalize: Option<f32>,
     /// What weights are multiplied with.
     pub scale: f32,
 }
@@ -309,12 +309,12 @@ pub struct ExpertGroups {
 impl RouterShape {
     /// A softmax over the logits of the chosen.
     pub fn softmax_of_chosen(experts_per_row: usize) -> RouterShape {
-        let renormalise = Some(0.0);
+        let renormalize = Some(0.0);
         RouterShape {
             experts_per_row,
             score: Score::Softmax,
             groups: None,
-            renormalise,
+            renormalize,
             scale: 1.0,
         }
     }

@@ -1,4 +1,4 @@
-//! Weights: a matrix of output rows, dense or quantised. How it is coded is a property of the weight.
+//! Weights: a matrix of output rows, dense or quantized. How it is coded is a property of the weight.
 //!
 //! [`Matrix`] is a borrowed view (codes, scales, biases as bytes exactly as the checkpoint stores
 //! them, at any alignment); [`Weight`] is such a matrix in a [`Region`] of a backend's memory. Kernels take a

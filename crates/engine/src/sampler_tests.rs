@@ -29,14 +29,14 @@ fn reference(logits: &[f32], history: &TokenCounts, params: &SamplingParams) -> 
     for (_, score) in &mut list {
         *score = ((*score - best) / f64::from(params.temperature)).exp();
     }
-    let normalise = |list: &mut Vec<(u32, f64)>| {
+    let normalize = |list: &mut Vec<(u32, f64)>| {
         let sum: f64 = list.iter().map(|x| x.1).sum();
         list.iter_mut().for_each(|x| x.1 /= sum);
     };
     if params.top_k > 0 {
         list.truncate(params.top_k);
     }
-    normalise(&mut list);
+    normalize(&mut list);
     if params.top_p < 1.0 {
         let mut before = 0.0;
         let inside = list.iter().take_while(|x| {
@@ -46,11 +46,11 @@ fn reference(logits: &[f32], history: &TokenCounts, params: &SamplingParams) -> 
         });
         let count = inside.count().max(1);
         list.truncate(count);
-        normalise(&mut list);
+        normalize(&mut list);
     }
     let bar = f64::from(params.min_p) * list[0].1;
     list.retain(|x| x.1 >= bar);
-    normalise(&mut list);
+    normalize(&mut list);
     list
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{BlockFormat, Dtype};
 
-/// Number type of dense values and of quantisation scales.
+/// Number type of dense values and of quantization scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float {
     /// IEEE single precision.

@@ -367,20 +367,20 @@ pub(crate) struct Moe {
 }
 
 impl Moe {
-    /// The keys of the Qwen families. `always_renormalise` overrides `norm_topk_prob`.
-    pub(crate) fn qwen(tensors: &Tensors<'_>, always_renormalise: bool) -> Result<Moe> {
+    /// The keys of the Qwen families. `always_renormalize` overrides `norm_topk_prob`.
+    pub(crate) fn qwen(tensors: &Tensors<'_>, always_renormalize: bool) -> Result<Moe> {
         let config = tensors.checkpoint().config();
         let experts = match config.usize("num_experts") {
             Some(experts) => experts,
             None => tensors.count("num_local_experts")?,
         };
         let experts_per_token = tensors.count("num_experts_per_tok")?;
-        let renormalise = always_renormalise || config.bool("norm_topk_prob").unwrap_or(true);
+        let renormalize = always_renormalize || config.bool("norm_topk_prob").unwrap_or(true);
         Ok(Moe {
             experts,
             intermediate: tensors.count("moe_intermediate_size")?,
             routing: RouterShape {
-                renormalise: renormalise.then_some(0.0),
+                renormalize: renormalize.then_some(0.0),
                 ..RouterShape::softmax_of_chosen(experts_per_token)
             },
             activation: Activation::SwiGlu,

@@ -399,7 +399,7 @@ impl DecoderSpec {
     }
 
     /// Bytes of quantized copies of the activations that one row needs at most.
-    pub fn quantised_bytes(&self) -> usize {
+    pub fn quantized_bytes(&self) -> usize {
         let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.projection);
         let inputs = self.layers.iter().flat_map(LayerSpec::linears).chain(per_layer);
         let widest = inputs.map(|linear| linear.slices[0].in_features).max().unwrap_or(0);

@@ -376,12 +376,12 @@ pub(crate) fn arena_floats(spec: &DecoderSpec, options: &Options) -> usize {
     rows * row + logit_rows(options) * logit_row + 4096
 }
 
-/// Bytes of the kernels' own buffers in the largest step: quantised copies of the activations, and what
+/// Bytes of the kernels' own buffers in the largest step: quantized copies of the activations, and what
 /// each thread keeps for one expert.
 pub(crate) fn scratch_bytes(spec: &DecoderSpec, options: &Options) -> u64 {
     let rows = options.chunk.max(compute::memory::BLOCK) + options.sequences;
-    let head = options.head.as_ref().map_or(0, |head| head.spec.quantised_bytes());
-    let mut bytes = rows * spec.quantised_bytes().max(head) + options.threads * THREAD_BYTES;
+    let head = options.head.as_ref().map_or(0, |head| head.spec.quantized_bytes());
+    let mut bytes = rows * spec.quantized_bytes().max(head) + options.threads * THREAD_BYTES;
     if let Some(head) = &options.head {
         // Features on their way from the model's step to the head's.
         bytes += 2 * rows * head.spec.features().width * 4;

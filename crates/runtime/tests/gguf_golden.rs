@@ -1,4 +1,4 @@
-//! Logits of tiny GGUF models against transformers (f32 on the dequantised weights).
+//! Logits of tiny GGUF models against transformers (f32 on the dequantized weights).
 //!
 //! `testdata/gguf` has seeds and what the logits must be; `testdata/gguf_models.py` writes the files with the package
 //! of llama.cpp's makers. Needs `MILLSTREAM_TEST_GGUF`, a Python with gguf and numpy; skipped without. The bars are

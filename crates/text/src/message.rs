@@ -119,7 +119,7 @@ impl From<Message> for Value {
 }
 
 /// Brings clients' spellings to the templates' own, without regard to any one template.
-pub(crate) fn normalise(messages: &[Value]) -> Result<Vec<Value>> {
+pub(crate) fn normalize(messages: &[Value]) -> Result<Vec<Value>> {
     messages
         .iter()
         .enumerate()
@@ -138,7 +138,7 @@ pub(crate) fn normalise(messages: &[Value]) -> Result<Vec<Value>> {
             }
             if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
                 for call in calls {
-                    normalise_arguments(call, index)?;
+                    normalize_arguments(call, index)?;
                 }
             }
             Ok(Value::Object(message))
@@ -147,7 +147,7 @@ pub(crate) fn normalise(messages: &[Value]) -> Result<Vec<Value>> {
 }
 
 /// The wire carries arguments as JSON text, templates iterate them.
-fn normalise_arguments(call: &mut Value, index: usize) -> Result<()> {
+fn normalize_arguments(call: &mut Value, index: usize) -> Result<()> {
     let function = match call.get("function") {
         Some(Value::Object(_)) => &mut call["function"],
         _ => call,
@@ -172,7 +172,7 @@ mod tests {
 
     #[track_caller]
     fn check(message: Value, expect: Value) {
-        assert_eq!(normalise(&[message]).unwrap(), [expect]);
+        assert_eq!(normalize(&[message]).unwrap(), [expect]);
     }
 
     #[test]
@@ -212,10 +212,10 @@ mod tests {
 
     #[test]
     fn broken_messages_are_named_by_position() {
-        let error = normalise(&[json!({"role": "user"}), json!("text")]).unwrap_err();
+        let error = normalize(&[json!({"role": "user"}), json!("text")]).unwrap_err();
         assert_eq!(error.to_string(), "message 1: not a JSON object");
         let bad =
             json!({"role": "assistant", "tool_calls": [{"function": {"arguments": "{oops"}}]});
-        assert!(normalise(&[bad]).unwrap_err().to_string().starts_with("message 0: arguments"));
+        assert!(normalize(&[bad]).unwrap_err().to_string().starts_with("message 0: arguments"));
     }
 }

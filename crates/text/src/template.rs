@@ -56,7 +56,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value as 
 use serde_json::{Map, Value};
 
 use self::meter::{Limit, Measure, Meter};
-use crate::message::normalise;
+use crate::message::normalize;
 use crate::source::TemplateFiles;
 use crate::{ChatRequest, Error, Result, weight};
 
@@ -188,7 +188,7 @@ impl ChatTemplate {
         opening: Opening,
         grant: &mut dyn FnMut(usize) -> bool,
     ) -> Result<String> {
-        let messages = normalise(&request.messages)?;
+        let messages = normalize(&request.messages)?;
         let messages = calls::adapt(messages, || self.calls());
         let messages = content::adapt(messages, || self.contents())?;
         let bytes = self.most_bytes(&messages, request);

@@ -90,7 +90,7 @@ const OTHERS: [(&str, &str); 8] = [
     ("clip", "the part of a model that reads images"),
     ("adapter", "an adapter of a model"),
     ("vocab", "a vocabulary"),
-    ("imatrix", "statistics for quantising a model"),
+    ("imatrix", "statistics for quantizing a model"),
     ("eagle3", "an EAGLE-3 draft head"),
     ("dflash", "a DFlash draft head"),
     ("gemma4-assistant", "a draft model of Gemma 4"),

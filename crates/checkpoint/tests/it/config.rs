@@ -71,7 +71,7 @@ fn end_tokens_are_gathered_from_everywhere() {
 }
 
 #[test]
-fn quantisation_is_a_default_and_exceptions() {
+fn quantization_is_a_default_and_exceptions() {
     let json = r#"{"model_type": "x", "quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4",
         "model.layers.0.mlp.gate": {"bits": 8, "group_size": 64}, "model.norm": false,
         "note": "made by hand", "lm_head": {"mode": "nvfp4"}}}"#;
@@ -93,7 +93,7 @@ fn quantisation_is_a_default_and_exceptions() {
 }
 
 #[test]
-fn quantisation_in_other_words_is_not_ours() {
+fn quantization_in_other_words_is_not_ours() {
     let gptq = r#"{"model_type": "x",
         "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": -1}}"#;
     assert!(parse(gptq).quantization().is_none());

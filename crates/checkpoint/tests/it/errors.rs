@@ -310,7 +310,7 @@ fn parts_that_do_not_belong_together() {
     check(
         &[weight, scales],
         "\"m.weight\": 8 words and 1 scales per row of 64 inputs: 4 bits in groups of 64 with BF16 \
-         scales, without biases, is no known quantisation",
+         scales, without biases, is no known quantization",
     );
     check(
         &[weight, scales, ("biases", Dtype::BF16, &[4, 2])],
@@ -337,7 +337,7 @@ fn parts_that_do_not_belong_together() {
     check(
         &[("weight", Dtype::U32, &[4, 14]), scales, ("biases", Dtype::BF16, &[4, 1])],
         "\"m.weight\": 14 words and 1 scales per row of 64 inputs: 7 bits in groups of 64 with BF16 \
-         scales, with biases, is no known quantisation",
+         scales, with biases, is no known quantization",
     );
     check(
         &[("weight", Dtype::F32, &[4, 64]), ("bias", Dtype::F32, &[5])],

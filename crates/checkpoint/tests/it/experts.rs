@@ -95,7 +95,7 @@ fn every_arrangement_gives_the_same_experts() {
     check(&mixtral, "a", ExpertForm::Separate);
 }
 
-/// Quantised tensors `path.{weight,scales,biases}`, four bits in groups of 32.
+/// Quantized tensors `path.{weight,scales,biases}`, four bits in groups of 32.
 fn quantized(path: &str, leading: &[usize], [rows, columns]: [usize; 2]) -> Vec<Declaration> {
     let shape = |last| [leading, &[rows, last]].concat();
     vec![
@@ -106,7 +106,7 @@ fn quantized(path: &str, leading: &[usize], [rows, columns]: [usize; 2]) -> Vec<
 }
 
 #[test]
-fn fused_experts_may_be_quantised() {
+fn fused_experts_may_be_quantized() {
     let mut tensors = quantized("m.experts.gate_up_proj", &[EXPERTS], [2 * INTERMEDIATE, HIDDEN]);
     tensors.extend(quantized("m.experts.down_proj", &[EXPERTS], [HIDDEN, INTERMEDIATE]));
     let checkpoint = open(CONFIG, &tensors);

@@ -66,7 +66,7 @@ fn check(list: &str) -> (tempfile::TempDir, Checkpoint) {
         }
     }
     let scaled = tensors.iter().filter_map(|tensor| tensor.name.strip_suffix(".scales"));
-    assert_eq!(quantized, scaled.collect(), "every quantised module is checked");
+    assert_eq!(quantized, scaled.collect(), "every quantized module is checked");
     assert_eq!(checkpoint.warnings(), []);
     (folder, checkpoint)
 }
@@ -120,7 +120,7 @@ fn gemma_with_per_layer_embeddings_leaves_odd_widths_alone() {
 }
 
 #[test]
-fn unquantised_mlx_files_are_stacked() {
+fn unquantized_mlx_files_are_stacked() {
     let (_folder, checkpoint) =
         check(include_str!("../layouts/mlxbf16_qwen3_5_moe_text_fused.txt"));
     let prefix = "language_model.model.layers.0.mlp";

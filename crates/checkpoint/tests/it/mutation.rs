@@ -12,7 +12,7 @@ use crate::exercise;
 use crate::gguf;
 use crate::support::{CONFIG, counted_file, declare, files, xorshift};
 
-/// A small checkpoint with everything in it: two shards, an index, stacked quantised experts.
+/// A small checkpoint with everything in it: two shards, an index, stacked quantized experts.
 fn valid() -> Vec<(String, Vec<u8>)> {
     let config = r#"{"model_type":"x","eos_token_id":[1,2],
         "text_config":{"hidden_size":64,"rope_parameters":{"rope_theta":1e4}},

@@ -35,7 +35,7 @@ fn illegal(in_features: usize, groups: usize) -> String {
     format!(
         "<memory>/model.safetensors: tensor \"m.weight\": 16 words and {groups} scales per row of \
          {in_features} inputs: 8 bits in groups of 16 with U8 scales, without biases, is no known \
-         quantisation"
+         quantization"
     )
 }
 
@@ -117,7 +117,7 @@ fn a_configuration_that_contradicts_the_shapes_is_a_warning_once() {
     }
     check_warning(r#"{"bits": 4, "model.layers.2.m": {"bits": 6}}"#, &[&four]);
     check_warning(r#"{"bits": 6, "m": {"bits": 4}, "layers.3.m": {"bits": 6}}"#, &[]);
-    check_warning(r#"{"bits": 6, "layers.3.m": false}"#, &[&format!("{found}not quantised")]);
+    check_warning(r#"{"bits": 6, "layers.3.m": false}"#, &[&format!("{found}not quantized")]);
     check_warning(r#"{"bits": 6, "layers.3.m": true}"#, &[]);
     check_warning(
         r#"{"bits": 6, "lm_head": {"bits": 8, "group_size": 32}}"#,

@@ -56,9 +56,9 @@ fn delta_gates_body(
 /// A run of rows of one sequence, for one panel of one value head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeltaRows<'a> {
-    /// Queries, `[rows, key_dim]`, normalised and scaled.
+    /// Queries, `[rows, key_dim]`, normalized and scaled.
     pub(crate) q: Rows<'a>,
-    /// Keys, `[rows, key_dim]`, normalised.
+    /// Keys, `[rows, key_dim]`, normalized.
     pub(crate) k: Rows<'a>,
     /// The panel's columns of the values, `[rows, panel width]`.
     pub(crate) v: Rows<'a>,

@@ -37,19 +37,19 @@ fn exponent(e: u8) -> f32 {
 }
 
 /// The values of row `row` of a weight, as f32.
-pub(crate) fn dequantise_row(isa: Isa, w: &Matrix<'_>, row: usize, out: &mut [f32]) {
+pub(crate) fn dequantize_row(isa: Isa, w: &Matrix<'_>, row: usize, out: &mut [f32]) {
     match w.encoding {
         Encoding::Block(format) => dequantize_blocks(isa, w, format, row, out),
-        _ => dequantise_planes(isa, w, row, out),
+        _ => dequantize_planes(isa, w, row, out),
     }
 }
 
 versions! {
-    fn dequantise_planes(w: &Matrix<'_>, row: usize, out: &mut [f32]) = dequantise_planes_body
+    fn dequantize_planes(w: &Matrix<'_>, row: usize, out: &mut [f32]) = dequantize_planes_body
 }
 
 #[inline(always)]
-fn dequantise_planes_body(w: &Matrix<'_>, row: usize, out: &mut [f32]) {
+fn dequantize_planes_body(w: &Matrix<'_>, row: usize, out: &mut [f32]) {
     let codes = &w.codes[row * w.encoding.row_bytes(w.cols)..][..w.encoding.row_bytes(w.cols)];
     let scale_bytes = w.encoding.scale_bytes(w.cols);
     let scales = &w.scales[row * scale_bytes..][..scale_bytes];
@@ -171,7 +171,7 @@ pub(crate) unsafe fn multiply_rows(
                 rows
             } else {
                 for i in 0..count {
-                    dequantise_row(isa, w, first + i, &mut scratch[i * w.cols..][..w.cols]);
+                    dequantize_row(isa, w, first + i, &mut scratch[i * w.cols..][..w.cols]);
                 }
                 &scratch[..count * w.cols]
             };
@@ -317,7 +317,7 @@ mod tests {
             let mut out = vec![0.0; 256];
             for isa in [Isa::Scalar, machine::cpu::isa()] {
                 for row in 0..3 {
-                    dequantise_row(isa, &w.view(), row, &mut out);
+                    dequantize_row(isa, &w.view(), row, &mut out);
                     let values = row_values(&w.view(), row);
                     for (col, (&got, want)) in out.iter().zip(values).enumerate() {
                         let close = (got as f64 - want).abs() <= 1e-6 * want.abs().max(0.01);

@@ -1,4 +1,4 @@
-//! Products of activations with several weights at once: quantise, cut into tasks, run.
+//! Products of activations with several weights at once: quantize, cut into tasks, run.
 //!
 //! Tasks are ranges of weight rows, so each element is computed by one thread in one order. Which kernel
 //! runs (tiles or rows) is a matter of speed only: they agree to the bit.
@@ -13,7 +13,7 @@ use super::activation;
 use super::dense;
 use super::dot::{self, Rows, Target};
 use super::pool::Pool;
-use super::quantise::{Activations, CHUNK, Forms};
+use super::quantize::{Activations, CHUNK, Forms};
 use super::tasks::{self, Piece};
 use crate::weight::Matrix;
 use crate::{Linear, Vector};
@@ -164,7 +164,7 @@ pub(crate) fn multiply(
     if integers && shares == 1 {
         let encodings = views.iter().map(|w| w.encoding);
         let forms = if tiles { Forms::VALUES } else { dot::forms(encodings) };
-        quantise(isa, pool, &mut scratch.activations, x, rows, cols, forms);
+        quantize(isa, pool, &mut scratch.activations, x, rows, cols, forms);
         #[cfg(target_arch = "x86_64")]
         if tiles {
             let (x, rows) = (&scratch.activations, &scratch.all_rows);
@@ -240,7 +240,7 @@ pub(crate) fn multiply(
     }
 }
 
-/// Each thread quantises rows of its own and multiplies them, without waiting for others; a thread that is done helps with what is left.
+/// Each thread quantizes rows of its own and multiplies them, without waiting for others; a thread that is done helps with what is left.
 fn multiply_shares(
     isa: Isa,
     pool: &mut Pool,
@@ -251,7 +251,7 @@ fn multiply_shares(
     multiply: impl Fn(&Activations, &[u32], Range<usize>, usize) + Sync,
 ) {
     let (shares, cols) = (pool.thread_count(), x.len() / rows);
-    // The first task of a share is to quantise it.
+    // The first task of a share is to quantize it.
     let tasks = scratch.tasks.len() + 1;
     let ready: Vec<AtomicBool> = (0..shares).map(|_| AtomicBool::new(forms.is_none())).collect();
     pool.run_near(shares * tasks, &|task| {
@@ -284,8 +284,8 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
-/// Quantises all rows, on all threads if there are many.
-pub(crate) fn quantise(
+/// Quantizes all rows, on all threads if there are many.
+pub(crate) fn quantize(
     isa: Isa,
     pool: &mut Pool,
     activations: &mut Activations,

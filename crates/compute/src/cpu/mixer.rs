@@ -11,7 +11,7 @@ use super::attention::{
 use super::conv::{advance_conv_state, conv_silu};
 use super::delta::{DeltaRows, delta_gates, delta_rule};
 use super::matmul::SharedMut;
-use super::norm::l2_normalise;
+use super::norm::l2_normalize;
 use super::pool::Pool;
 use super::prefetch;
 use super::selection::SelectedBlocks;
@@ -266,7 +266,7 @@ pub(crate) fn delta(
     let rows = qkv.len() / channels;
     convolve(isa, pool, qkv, layer, arena, runs, buffers.convolved);
 
-    // Queries and keys are normalised head by head; gates are per value head.
+    // Queries and keys are normalized head by head; gates are per value head.
     let keys = shape.key_heads * shape.key_dim;
     let heads = shape.value_heads;
     let convolved = SharedMut(buffers.convolved.as_mut_ptr());
@@ -278,8 +278,8 @@ pub(crate) fn delta(
         unsafe {
             let x = std::slice::from_raw_parts_mut(convolved.at(row * channels), 2 * keys);
             let (q, k) = x.split_at_mut(keys);
-            l2_normalise(isa, q, shape.key_dim, 1.0 / (shape.key_dim as f32).sqrt());
-            l2_normalise(isa, k, shape.key_dim, 1.0);
+            l2_normalize(isa, q, shape.key_dim, 1.0 / (shape.key_dim as f32).sqrt());
+            l2_normalize(isa, k, shape.key_dim, 1.0);
             let alpha = std::slice::from_raw_parts_mut(alpha.at(row * heads), heads);
             let beta = std::slice::from_raw_parts_mut(beta.at(row * heads), heads);
             let at = row * heads..(row + 1) * heads;

@@ -19,7 +19,7 @@ mod moe;
 mod norm;
 mod pool;
 pub(crate) mod prefetch;
-mod quantise;
+mod quantize;
 mod rope;
 mod routing;
 mod selection;

@@ -21,9 +21,9 @@ use self::expert::{down_in_task, gate_up_in_task, whole_expert};
 use super::activation;
 use super::dot::{self, Rows, Target};
 use super::lanes::sigmoid;
-use super::matmul::{SharedMut, quantise};
+use super::matmul::{SharedMut, quantize};
 use super::pool::Pool;
-use super::quantise::{Activations, Forms};
+use super::quantize::{Activations, Forms};
 use super::tasks::{self, Piece};
 use crate::Error;
 use crate::bank::{Expert, ExpertBank, Trial, Turn, Visit};
@@ -38,7 +38,7 @@ const SHARED_PIECE: usize = 128;
 /// Rows of a routed expert that are computed at once: bounds a thread's buffers.
 const ROUTED_PIECE: usize = 512;
 
-/// Hidden rows up to which one thread quantises them, and how many are a task where there are more.
+/// Hidden rows up to which one thread quantizes them, and how many are a task where there are more.
 const FEW_SLOTS: usize = 24;
 const SLOTS_PIECE: usize = 8;
 
@@ -170,14 +170,14 @@ pub(crate) fn run(
         assert_eq!(scratch.depths.len(), rows, "rows that are not the step's");
         trials.extend(wanted.iter().map(|&id| scratch.trial_of(id, k)));
     }
-    // Reads are on their way while the rows are quantised.
+    // Reads are on their way while the rows are quantized.
     let visit = bank.visit(layer, &wanted, rows, &trials);
     let tally = bank.tally();
     if tally.is_watched() {
         wanted.iter().for_each(|&id| tally.count_use(layer, id, scratch.pairs_of(id).len()));
     }
     // Planes are for row kernels; a large call uses tiles where it can and rows where an expert has few.
-    quantise(isa, pool, &mut scratch.activations, x, rows, hidden, Forms::ALL);
+    quantize(isa, pool, &mut scratch.activations, x, rows, hidden, Forms::ALL);
     let call = Call {
         isa,
         activation,

@@ -1,11 +1,11 @@
-//! Normalisation of one row, or of each head of a row.
+//! Normalization of one row, or of each head of a row.
 //!
 //! Weights are plain multipliers: a checkpoint that stores them centred at zero has 1 added at load.
 //! Every sum runs over one vector in the fixed lane order of [`sum_squares`](super::lanes::sum_squares).
 
 use super::lanes::{silu, sum_squares, versions};
 
-/// Under the square root of [`l2_normalise`], as in the reference implementation of Qwen3.5.
+/// Under the square root of [`l2_normalize`], as in the reference implementation of Qwen3.5.
 const L2_EPSILON: f32 = 1e-6;
 
 #[inline(always)]
@@ -65,11 +65,11 @@ fn rms_norm_gated_body(x: &[f32], gate: &[f32], weight: &[f32], eps: f32, out: &
 
 versions! {
     /// `x = x / sqrt(Σ x² + 1e-6) * scale` in place over each head of `head_dim`.
-    pub(crate) fn l2_normalise(x: &mut [f32], head_dim: usize, scale: f32) = l2_normalise_body
+    pub(crate) fn l2_normalize(x: &mut [f32], head_dim: usize, scale: f32) = l2_normalize_body
 }
 
 #[inline(always)]
-fn l2_normalise_body(x: &mut [f32], head_dim: usize, scale: f32) {
+fn l2_normalize_body(x: &mut [f32], head_dim: usize, scale: f32) {
     assert!(x.len().is_multiple_of(head_dim));
     for head in x.chunks_exact_mut(head_dim) {
         let factor = 1.0 / (sum_squares(head) + L2_EPSILON).sqrt() * scale;
@@ -111,7 +111,7 @@ mod tests {
                 let mut got = [x.clone(), vec![0.0; x.len()], x.clone()];
                 rms_norm_in_place(isa, &mut got[0], &weight, 1e-6);
                 rms_norm_gated(isa, &x, &gate, &weight, 1e-6, &mut got[1]);
-                l2_normalise(isa, &mut got[2], dim, 0.5);
+                l2_normalize(isa, &mut got[2], dim, 0.5);
                 let mut row = vec![0.0; dim];
                 rms_norm(isa, &x[dim..2 * dim], &weight, 1e-6, &mut row);
                 assert_same_bits(&row, &got[0][dim..2 * dim]);
@@ -128,7 +128,7 @@ mod tests {
     fn zeros_stay_zero() {
         for isa in isas() {
             let mut x = vec![0.0; 64];
-            l2_normalise(isa, &mut x, 32, 1.0);
+            l2_normalize(isa, &mut x, 32, 1.0);
             rms_norm_in_place(isa, &mut x, &[1.0; 32], 1e-6);
             assert_eq!(x, vec![0.0; 64]);
         }

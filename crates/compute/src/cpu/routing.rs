@@ -40,9 +40,9 @@ fn top_k_body(
     if ids.is_empty() {
         return;
     }
-    let is_plain = routing.score == Score::Softmax && routing.renormalise.unwrap_or(0.0) == 0.0;
+    let is_plain = routing.score == Score::Softmax && routing.renormalize.unwrap_or(0.0) == 0.0;
     if is_plain && bias.is_none() && routing.groups.is_none() {
-        softmax_of_best(logits, routing.renormalise.is_some(), ids, weights);
+        softmax_of_best(logits, routing.renormalize.is_some(), ids, weights);
     } else {
         weights_of_scores(logits, routing, bias, ids, weights);
     }
@@ -54,17 +54,17 @@ fn top_k_body(
 /// A softmax chooses what the logits choose, and its weights need no other expert's exponential if they are to sum to
 /// one.
 #[inline(always)]
-fn softmax_of_best(logits: &[f32], renormalise: bool, ids: &mut [u32], weights: &mut [f32]) {
+fn softmax_of_best(logits: &[f32], renormalize: bool, ids: &mut [u32], weights: &mut [f32]) {
     choose(logits, ids, weights);
     let largest = weights[0];
-    let all = if renormalise { 0.0 } else { sum_exp(logits, largest) };
+    let all = if renormalize { 0.0 } else { sum_exp(logits, largest) };
     let mut chosen = 0.0;
     for weight in &mut *weights {
         *weight = exp(*weight - largest);
         chosen += *weight;
     }
-    // Renormalising p / Σ p cancels the sum over all experts: the same as a softmax over the chosen.
-    let total = if renormalise { chosen } else { all };
+    // Renormalizing p / Σ p cancels the sum over all experts: the same as a softmax over the chosen.
+    let total = if renormalize { chosen } else { all };
     for weight in weights {
         *weight /= total;
     }
@@ -97,12 +97,12 @@ fn weights_of_scores(
         leave_groups_out(&mut ranks, groups);
     }
     choose(&ranks, ids, weights);
-    let mut total = routing.renormalise.unwrap_or(0.0);
+    let mut total = routing.renormalize.unwrap_or(0.0);
     for (id, weight) in ids.iter().zip(&mut *weights) {
         *weight = scores[*id as usize];
         total += *weight;
     }
-    if routing.renormalise.is_some() {
+    if routing.renormalize.is_some() {
         weights.iter_mut().for_each(|weight| *weight /= total);
     }
 }
@@ -191,15 +191,15 @@ mod tests {
     use super::super::activation::testing::{Random, assert_close, assert_same_bits, isas};
     use super::*;
 
-    const RENORMALISED: RouterShape = RouterShape {
+    const RENORMALIZED: RouterShape = RouterShape {
         experts_per_row: 2,
         score: Score::Softmax,
         groups: None,
-        renormalise: Some(0.0),
+        renormalize: Some(0.0),
         scale: 1.0,
     };
     const SHAPES: [RouterShape; 2] =
-        [RENORMALISED, RouterShape { renormalise: None, ..RENORMALISED }];
+        [RENORMALIZED, RouterShape { renormalize: None, ..RENORMALIZED }];
 
     #[track_caller]
     fn check(logits: &[f32], k: usize) {
@@ -211,7 +211,7 @@ mod tests {
         let all: f64 = (0..logits.len()).map(e).sum();
         let chosen: f64 = order.iter().map(|&id| e(id)).sum();
         for shape in SHAPES {
-            let total = if shape.renormalise.is_none() { all } else { chosen };
+            let total = if shape.renormalize.is_none() { all } else { chosen };
             let want: Vec<f64> = order.iter().map(|&id| e(id) / total).collect();
             let mut first = None;
             for isa in isas() {
@@ -307,7 +307,7 @@ mod tests {
         order.sort_by(|&a, &b| rank(b).total_cmp(&rank(a)));
         order.truncate(k);
         let chosen: f64 = order.iter().map(|&id| scores[id]).sum();
-        let total = shape.renormalise.map_or(1.0, |epsilon| chosen + f64::from(epsilon));
+        let total = shape.renormalize.map_or(1.0, |epsilon| chosen + f64::from(epsilon));
         let weight = |&id: &usize| scores[id] / total * f64::from(shape.scale);
         (order.iter().map(|&id| id as u32).collect(), order.iter().map(weight).collect())
     }
@@ -318,9 +318,9 @@ mod tests {
         let groups = [None, Some(ExpertGroups { count: 8, chosen: 3 })];
         for score in [Score::Softmax, Score::Sigmoid, Score::SqrtSoftplus] {
             for (groups, biased) in groups.iter().flat_map(|&g| [(g, false), (g, true)]) {
-                for (renormalise, scale) in [(None, 1.0), (Some(1e-2), 2.5)] {
+                for (renormalize, scale) in [(None, 1.0), (Some(1e-2), 2.5)] {
                     let shape =
-                        RouterShape { experts_per_row: 6, score, groups, renormalise, scale };
+                        RouterShape { experts_per_row: 6, score, groups, renormalize, scale };
                     let logits: Vec<f32> = (0..64).map(|_| random.normal() * 2.0).collect();
                     let bias: Vec<f32> = (0..64).map(|_| random.normal() - 0.5).collect();
                     let bias = biased.then_some(&bias[..]);
@@ -342,7 +342,7 @@ mod tests {
     fn scores_that_are_not_numbers_choose_something() {
         let groups = Some(ExpertGroups { count: 2, chosen: 1 });
         for score in [Score::Softmax, Score::Sigmoid, Score::SqrtSoftplus] {
-            let shape = RouterShape { score, groups, ..RENORMALISED };
+            let shape = RouterShape { score, groups, ..RENORMALIZED };
             let logits = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
             for isa in isas() {
                 let (mut ids, mut weights) = ([9; 2], [f32::NAN; 2]);

@@ -225,7 +225,7 @@ impl Step for CpuStep<'_> {
     fn embed(&mut self, table: &Weight, tokens: &[u32], scale: f32) -> Tensor {
         let (isa, view) = (self.backend.isa, table.view());
         self.fill_rows(tokens.len(), view.cols, |row, out| {
-            dense::dequantise_row(isa, &view, tokens[row] as usize, out);
+            dense::dequantize_row(isa, &view, tokens[row] as usize, out);
             let scale = scale * view.factor;
             if scale != 1.0 {
                 activation::scale_assign(isa, out, scale);
@@ -249,7 +249,7 @@ impl Step for CpuStep<'_> {
                 let (codes, rest) = bytes.split_at(encoding.row_bytes(cols));
                 let (scales, biases) = rest.split_at(encoding.scale_bytes(cols));
                 let row = Matrix { rows: 1, cols, encoding, factor: 1.0, codes, scales, biases };
-                dense::dequantise_row(isa, &row, 0, out);
+                dense::dequantize_row(isa, &row, 0, out);
                 activation::scale_assign(isa, out, scale);
             });
         });
@@ -362,7 +362,7 @@ impl Step for CpuStep<'_> {
                 values.resize(cols, 0.0);
                 for i in 0..heads.count {
                     let row = head * heads.stride + heads.first + i;
-                    dense::dequantise_row(isa, &view, row, values);
+                    dense::dequantize_row(isa, &view, row, values);
                     for row in 0..x.rows {
                         let factor = from[row * x.cols + head * heads.count + i] * view.factor;
                         activation::scale_add(isa, sum_of(row), values, factor);

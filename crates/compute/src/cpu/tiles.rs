@@ -18,7 +18,7 @@ use machine::cpu::Isa;
 
 use self::panel::{Panel, transpose};
 use super::dot::{Codes, Target, packing};
-use super::quantise::{Activations, BLOCK, LANE_BLOCKS, split};
+use super::quantize::{Activations, BLOCK, LANE_BLOCKS, split};
 use crate::weight::Matrix;
 use format::Encoding;
 

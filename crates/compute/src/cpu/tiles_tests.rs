@@ -2,7 +2,7 @@
 
 use super::super::dot::tests::{Random, encodings, least_cols, random_weight};
 use super::super::dot::{Rows, multiply_rows as by_rows};
-use super::super::quantise::Forms;
+use super::super::quantize::Forms;
 use super::*;
 
 /// Products in tiles of `unit`, which needs `isa`.

@@ -175,7 +175,7 @@ impl HeadSpec {
     }
 
     /// Bytes of quantized copies of the activations that one row needs at most.
-    pub fn quantised_bytes(&self) -> usize {
+    pub fn quantized_bytes(&self) -> usize {
         let linears = self.stack.iter().flat_map(LayerSpec::linears).chain([&self.fc]);
         let widest = linears.map(|linear| linear.slices[0].in_features).max().unwrap_or(0);
         // As for the target.

@@ -126,7 +126,7 @@ impl Reach {
             let (block, is_clean) = next_block(rest);
             rest = &rest[block.len()..];
             fewest.bytes_read += block.len();
-            covered = self.cross(&self.normalised(block), covered, most, &mut fewest.tokens);
+            covered = self.cross(&self.normalized(block), covered, most, &mut fewest.tokens);
             if !is_clean {
                 covered += SEAM_BYTES;
             }
@@ -149,7 +149,7 @@ impl Reach {
     }
 
     /// The block as the vocabulary spells text.
-    fn normalised(&self, block: &str) -> String {
+    fn normalized(&self, block: &str) -> String {
         let block = replace_all(block.to_owned(), &self.replacements);
         if !self.composes || block.is_ascii() {
             return block;

@@ -52,7 +52,7 @@ fn mlx_values(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> 
         panic!("{plain}: {:?}", linear.encoding);
     };
     let floats = |part: Option<&checkpoint::Tensor>| {
-        checkpoint.read_f32(part.expect("quantised")).expect("values")
+        checkpoint.read_f32(part.expect("quantized")).expect("values")
     };
     let (scales, biases) = (floats(linear.scales.as_ref()), floats(linear.biases.as_ref()));
     let mut codes = vec![0; rows * cols / 2];

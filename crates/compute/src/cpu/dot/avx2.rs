@@ -10,7 +10,7 @@ use super::{
     Codes, FP4_CODES, FP4_ZERO, Padded, Row, ScaleKind, accumulate, chunk, scalar, unpack_codes,
 };
 use crate::cpu::lanes::sum_lanes;
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 
 /// Products of one weight row with up to four activation rows.
 ///

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::{Codes, Padded, Row, Rows, ScaleKind, Target, chunk, packing, unpack_codes};
 use crate::cpu::lanes::sum_lanes;
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// How far ahead of the read position codes are fetched (measured best of 1, 2, 3, 4, 8 and 16 KiB).

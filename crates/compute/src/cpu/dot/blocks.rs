@@ -32,7 +32,7 @@ use machine::cpu::Isa;
 
 use super::{Rows, Target};
 use crate::cpu::lanes::{sum_lanes, versions};
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Activation rows that a chunk is multiplied with once it is expanded: their sums stay in the nearest cache.

@@ -1,4 +1,4 @@
-//! Dot products of integer-coded weight rows with quantised activations.
+//! Dot products of integer-coded weight rows with quantized activations.
 //!
 //! The arithmetic every instruction set follows to the bit, for one weight row and one activation row:
 //! block j of 32 columns gives the exact integer `D = Σ code · value` (for mxfp4 the codes are
@@ -21,7 +21,7 @@ mod unpack;
 
 use machine::cpu::Isa;
 
-use super::quantise::{Activations, CHUNK, Forms, LANE_BLOCKS};
+use super::quantize::{Activations, CHUNK, Forms, LANE_BLOCKS};
 use crate::weight::Matrix;
 use format::{Encoding, Float};
 

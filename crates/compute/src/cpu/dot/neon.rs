@@ -8,7 +8,7 @@ use std::arch::{asm, is_aarch64_feature_detected};
 
 use super::{Codes, FP4_CODES, FP4_ZERO, Padded, Row, accumulate, chunk, scalar, unpack_codes};
 use crate::cpu::lanes::sum_lanes;
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 
 /// What is taken off an 8-bit code to make it a signed byte.
 const BYTE_ZERO: i32 = 128;

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{Codes, FP4_ZERO, Padded, Row, ScaleKind, accumulate, chunk, unpack_codes};
 use crate::cpu::lanes::sum_lanes;
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 
 /// Products of one weight row with up to four activation rows.
 pub(super) fn dot(row: &Row<'_>, x: &Activations, inputs: &[u32], out: &mut [f32; 4]) {

@@ -131,7 +131,7 @@ pub(crate) fn row_values(w: &Matrix<'_>, row: usize) -> Vec<f64> {
     if let Encoding::Block(_) = w.encoding {
         // These are checked against another decoder.
         let mut values = vec![0.0; w.cols];
-        dense::dequantise_row(Isa::Scalar, w, row, &mut values);
+        dense::dequantize_row(Isa::Scalar, w, row, &mut values);
         return values.into_iter().map(f64::from).collect();
     }
     (0..w.cols).map(|col| value(w, row, col)).collect()
@@ -183,7 +183,7 @@ pub(crate) fn value(w: &Matrix<'_>, row: usize, col: usize) -> f64 {
     }
 }
 
-fn quantised(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Activations {
+fn quantized(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Activations {
     let mut a = Activations::default();
     // As they are after wider rows.
     let before: Vec<f32> = (0..w.cols().next_multiple_of(512)).map(|i| i as f32 - 77.5).collect();
@@ -198,7 +198,7 @@ fn quantised(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Activations {
 
 /// The product with one of the activation rows.
 fn product_of_row(isa: Isa, w: &Weight, x: &[f32], x_rows: usize, row: usize) -> Vec<f32> {
-    let a = quantised(isa, w, x, x_rows);
+    let a = quantized(isa, w, x, x_rows);
     let mut out = vec![f32::NAN; w.rows()];
     let target = Target { start: out.as_mut_ptr(), stride: w.rows(), column: 0 };
     let rows = Rows { inputs: &[row as u32], outputs: &[0] };
@@ -208,7 +208,7 @@ fn product_of_row(isa: Isa, w: &Weight, x: &[f32], x_rows: usize, row: usize) ->
 }
 
 fn product(isa: Isa, w: &Weight, x: &[f32], x_rows: usize) -> Vec<f32> {
-    let a = quantised(isa, w, x, x_rows);
+    let a = quantized(isa, w, x, x_rows);
     let mut out = vec![f32::NAN; x_rows * w.rows()];
     let all: Vec<u32> = (0..x_rows as u32).collect();
     let target = Target { start: out.as_mut_ptr(), stride: w.rows(), column: 0 };

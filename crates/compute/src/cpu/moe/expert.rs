@@ -15,7 +15,7 @@ use super::super::activation;
 use super::super::dense;
 use super::super::dot::{self, Rows, Target};
 use super::super::matmul::{SharedMut, multiply_in_task, uses_tiles};
-use super::super::quantise::{Activations, Forms};
+use super::super::quantize::{Activations, Forms};
 use super::{Call, Job};
 use crate::bank::{Bias, Expert};
 use crate::step::Activation;
@@ -86,7 +86,7 @@ pub(super) fn gate_up_in_task(
     });
 }
 
-/// Down rows of one range for hidden values that are quantised already.
+/// Down rows of one range for hidden values that are quantized already.
 ///
 /// # Safety
 /// As [`dot::multiply_rows`]; `out` begins with the first row of the weight.

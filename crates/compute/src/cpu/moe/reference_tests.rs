@@ -33,7 +33,7 @@ const K: usize = 3;
 /// about 1.
 const INTEGER_TOLERANCE: f64 = 2e-4;
 
-/// The same for unquantised weights: sums of up to 576 f32 terms in 16 lanes, and exponentials good to 3e-7.
+/// The same for unquantized weights: sums of up to 576 f32 terms in 16 lanes, and exponentials good to 3e-7.
 const FLOAT_TOLERANCE: f64 = 3e-6;
 
 const SWIGLU: Activation = Activation::SwiGlu;

@@ -10,7 +10,7 @@ use machine::cpu::Isa;
 use super::super::dot::{
     BlockRow, Codes, FP4_CODES, FP4_ZERO, Plain, Row, Shape, expand_avx512, shape, unpack_codes,
 };
-use super::super::quantise::{BLOCK, LANE_BLOCKS};
+use super::super::quantize::{BLOCK, LANE_BLOCKS};
 use super::{ROWS, Visits};
 use crate::weight::Matrix;
 

@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::{Panel, ROWS, TOKENS, Tile};
-use crate::cpu::quantise::BLOCK;
+use crate::cpu::quantize::BLOCK;
 
 /// Weight rows whose sums take turns: each product waits for the one before it, so one or two rows alone would mostly wait.
 const TOGETHER: usize = 8;

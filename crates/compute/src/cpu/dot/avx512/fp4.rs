@@ -11,7 +11,7 @@ use super::nibbles::{FEW, TOGETHER, sums};
 use super::{SCALE_PREFETCH_BYTES, expand};
 use crate::cpu::dot::{FP4_ZERO, Padded, Row, Rows, Target, chunk};
 use crate::cpu::lanes::sum_lanes;
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Products of weight rows `range` with some activation rows: one as it is decoded, several in shares of about the
@@ -118,7 +118,7 @@ impl Chunk {
     }
 }
 
-/// Where a row of quantised activations lies.
+/// Where a row of quantized activations lies.
 #[derive(Clone, Copy)]
 struct Planes {
     planes: *const i8,

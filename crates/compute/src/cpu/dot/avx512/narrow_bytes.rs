@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::nibbles::Planes;
 use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, load_scales, spread, transpose_sum};
 use crate::cpu::dot::{Row, Rows, Target};
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Columns at most.

@@ -15,7 +15,7 @@ use self::few::few;
 use self::narrow::{is_narrow, narrow_rows};
 use super::{PREFETCH_BYTES, SCALE_PREFETCH_BYTES, expand, load_scales, transpose_sum};
 use crate::cpu::dot::{FP4_CODES, Rows, Target};
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Activation rows that a pass over the weights serves at most: each has a sum in a register.
@@ -93,7 +93,7 @@ fn together(range: &Range<usize>, part: usize, index: usize) -> [usize; TOGETHER
     std::array::from_fn(|r| (index + r * part).min(range.end - 1))
 }
 
-/// Where a row of quantised activations lies.
+/// Where a row of quantized activations lies.
 #[derive(Clone, Copy)]
 pub(super) struct Planes {
     pub(super) planes: *const i8,

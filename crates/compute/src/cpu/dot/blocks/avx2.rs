@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{Inputs, Lanes, Plain, Shape, scale};
-use crate::cpu::quantise::{Activations, BLOCK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, LANE_BLOCKS};
 
 /// Adds the products of one chunk to the sums of each activation row.
 ///

@@ -15,7 +15,7 @@ use self::expand::{LOOPS, expand_one};
 use super::{Lanes, MOST_BYTES, Plain, TOGETHER, shape};
 use crate::cpu::dot::{Rows, Target, transpose_sum};
 use crate::cpu::lanes::sum_lanes;
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Products of weight rows `range` with some activation rows.
@@ -52,7 +52,7 @@ pub(super) unsafe fn multiply_rows(
     unsafe { by_format!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4) }
 }
 
-/// Where a row of quantised activations lies.
+/// Where a row of quantized activations lies.
 #[derive(Clone, Copy)]
 struct Input {
     planes: *const i8,

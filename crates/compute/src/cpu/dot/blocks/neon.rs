@@ -5,7 +5,7 @@ use std::arch::is_aarch64_feature_detected;
 
 use super::{Inputs, Lanes, Plain, Shape, scale};
 use crate::cpu::dot::neon::{add_lanes, block_values, load, sdot};
-use crate::cpu::quantise::{Activations, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, LANE_BLOCKS};
 
 /// Σ (code - 128) · value of the halves of each block.
 type HalfSums = unsafe fn(&Plain, &Inputs<'_>) -> [[i32; LANE_BLOCKS]; 2];
@@ -83,7 +83,7 @@ mod tests {
     use super::super::half_sums;
     use super::*;
     use crate::cpu::dot::tests::Random;
-    use crate::cpu::quantise::{BLOCK, CHUNK};
+    use crate::cpu::quantize::{BLOCK, CHUNK};
 
     #[track_caller]
     fn check(codes: [u8; CHUNK], values: [i16; CHUNK]) {

@@ -3,7 +3,7 @@
 use super::Plain;
 use crate::cpu::dense::{e4m3_to_f32, f16_to_f32};
 use crate::cpu::dot::scalar::halved_exponent;
-use crate::cpu::quantise::CHUNK;
+use crate::cpu::quantize::CHUNK;
 
 /// The f16 that begins at a byte.
 #[inline(always)]

@@ -6,7 +6,7 @@ use format::BlockFormat;
 use machine::cpu::Isa;
 
 use crate::cpu::dot::unpack::FP4_CODES;
-use crate::cpu::quantise::CHUNK;
+use crate::cpu::quantize::CHUNK;
 
 /// The table of IQ4_NL and IQ4_XS plus 128.
 pub(super) const IQ4_CODES: [u8; 16] =

@@ -9,7 +9,7 @@ use super::{
     unpack,
 };
 use crate::cpu::dot::{Rows, Target};
-use crate::cpu::quantise::{Activations, CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{Activations, CHUNK, LANE_BLOCKS};
 use crate::weight::Matrix;
 
 /// Verification's case: weight rows with `N` transposed activation rows.

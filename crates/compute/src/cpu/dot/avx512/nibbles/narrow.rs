@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::{Layout, Planes, SCALE_PREFETCH_BYTES, expand, load_scales, transpose, unpack};
 use crate::cpu::dot::avx512::PART;
 use crate::cpu::dot::{Rows, Target};
-use crate::cpu::quantise::{Activations, BLOCK, CHUNK};
+use crate::cpu::quantize::{Activations, BLOCK, CHUNK};
 use crate::weight::Matrix;
 
 /// Weight rows that are computed together.

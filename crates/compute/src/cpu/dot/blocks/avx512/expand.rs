@@ -12,7 +12,7 @@ use super::super::table::IQ4_CODES;
 use super::super::{Plain, expand_by_loops};
 use crate::cpu::dot::avx512::{PREFETCH_BYTES, load_scales};
 use crate::cpu::dot::unpack::FP4_CODES;
-use crate::cpu::quantise::{CHUNK, LANE_BLOCKS};
+use crate::cpu::quantize::{CHUNK, LANE_BLOCKS};
 
 /// Stands for the formats that have no code here: loops expand them.
 pub(super) const LOOPS: u32 = u32::MAX;

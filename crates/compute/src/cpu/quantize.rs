@@ -34,7 +34,7 @@ const MAGIC: f32 = 12_582_912.0;
 /// What the kernels which will read activations want of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forms {
-    /// [`Activations::values`]: quantising leaves them anyway, but a caller that copies rows may leave them out.
+    /// [`Activations::values`]: quantizing leaves them anyway, but a caller that copies rows may leave them out.
     pub(crate) values: bool,
     /// [`Activations::planes`]
     pub(crate) natural: bool,
@@ -54,7 +54,7 @@ impl Forms {
     }
 }
 
-/// Quantised rows. `planes` and `paired` hold the two bytes of each value in the orders that the
+/// Quantized rows. `planes` and `paired` hold the two bytes of each value in the orders that the
 /// byte-wise kernels read them; they are filled only for instruction sets that use them, and as [`Forms`] say.
 ///
 /// Scales and sums of padding are zero. Its bytes may be anything: they meet codes that are zero, or count nothing for want of a
@@ -162,7 +162,7 @@ impl Activations {
         self.transposed = rows > 1 || cols < CHUNK;
     }
 
-    /// Quantises one row into place `row`.
+    /// Quantizes one row into place `row`.
     pub(crate) fn fill(&mut self, isa: Isa, row: usize, x: &[f32]) {
         // SAFETY: no other thread has the rows.
         unsafe { self.writer().fill(isa, row, x) };
@@ -233,7 +233,7 @@ unsafe impl Send for Writer<'_> {}
 unsafe impl Sync for Writer<'_> {}
 
 impl Writer<'_> {
-    /// Quantises one row into place `row`.
+    /// Quantizes one row into place `row`.
     ///
     /// # Safety
     /// No other thread reads or writes that row meanwhile.
@@ -246,7 +246,7 @@ impl Writer<'_> {
             let scale = std::slice::from_raw_parts_mut(self.scale.add(row * b), b);
             let sum = std::slice::from_raw_parts_mut(self.sum.add(row * b), b);
             let integers = std::slice::from_raw_parts_mut(self.integer_sum.add(row * b), b);
-            quantise_row(isa, x, values, scale, sum, integers);
+            quantize_row(isa, x, values, scale, sum, integers);
             if self.forms.halves {
                 let first = std::slice::from_raw_parts_mut(self.first_sum.add(row * b), b);
                 sum_first_halves(isa, values, first);
@@ -272,8 +272,8 @@ pub(crate) fn padded_blocks(cols: usize) -> usize {
     cols.div_ceil(CHUNK) * LANE_BLOCKS
 }
 
-/// Quantises a row; what is left of the outputs is padding.
-fn quantise_row(
+/// Quantizes a row; what is left of the outputs is padding.
+fn quantize_row(
     isa: Isa,
     x: &[f32],
     values: &mut [i16],
@@ -286,7 +286,7 @@ fn quantise_row(
     #[cfg(target_arch = "x86_64")]
     if matches!(isa, Isa::Avx512 | Isa::Amx) {
         // SAFETY: the instruction set was detected before this `Isa` was handed out.
-        done = unsafe { fours::quantise_fours(x, values, scale, sum, integer_sum) };
+        done = unsafe { fours::quantize_fours(x, values, scale, sum, integer_sum) };
         let one_chunk = (scale.as_mut_array(), sum.as_mut_array(), integer_sum.as_mut_array());
         if let (Some(scale), Some(sum), Some(integer_sum)) = one_chunk
             && done * BLOCK == x.len()
@@ -298,15 +298,15 @@ fn quantise_row(
     }
     let (x, values) = (&x[done * BLOCK..], &mut values[done * BLOCK..]);
     let (scale, sum) = (&mut scale[done..], &mut sum[done..]);
-    quantise_rest(isa, x, values, scale, sum, &mut integer_sum[done..]);
+    quantize_rest(isa, x, values, scale, sum, &mut integer_sum[done..]);
 }
 
 versions! {
-    fn quantise_rest(x: &[f32], values: &mut [i16], scale: &mut [f32], sum: &mut [f32], integer_sum: &mut [i32]) = quantise_row_body
+    fn quantize_rest(x: &[f32], values: &mut [i16], scale: &mut [f32], sum: &mut [f32], integer_sum: &mut [i32]) = quantize_row_body
 }
 
 #[inline(always)]
-fn quantise_row_body(
+fn quantize_row_body(
     x: &[f32],
     values: &mut [i16],
     scale: &mut [f32],
@@ -317,7 +317,7 @@ fn quantise_row_body(
     let (out, _) = values.as_chunks_mut::<BLOCK>();
     let mut index = 0;
     for block in blocks {
-        quantise_block(
+        quantize_block(
             block,
             &mut out[index],
             &mut scale[index],
@@ -329,7 +329,7 @@ fn quantise_row_body(
     if !tail.is_empty() {
         let mut block = [0.0; BLOCK];
         block[..tail.len()].copy_from_slice(tail);
-        quantise_block(
+        quantize_block(
             &block,
             &mut out[index],
             &mut scale[index],
@@ -345,7 +345,7 @@ fn quantise_row_body(
 }
 
 #[inline(always)]
-fn quantise_block(
+fn quantize_block(
     x: &[f32; BLOCK],
     values: &mut [i16; BLOCK],
     scale: &mut f32,

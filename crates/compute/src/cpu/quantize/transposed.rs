@@ -1,4 +1,4 @@
-//! The two bytes of quantised values in the order of [`Activations::paired`](super::Activations), transposed.
+//! The two bytes of quantized values in the order of [`Activations::paired`](super::Activations), transposed.
 
 use machine::cpu::Isa;
 
@@ -26,7 +26,7 @@ pub(super) fn split_transposed(isa: Isa, cols: usize, values: &[i16], out: &mut 
 mod avx512 {
     use std::arch::x86_64::*;
 
-    use crate::cpu::quantise::{BLOCK, CHUNK};
+    use crate::cpu::quantize::{BLOCK, CHUNK};
 
     /// Parts of a chunk, four blocks each.
     const PARTS: usize = 4;

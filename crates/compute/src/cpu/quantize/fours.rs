@@ -9,9 +9,9 @@ use super::{BLOCK, LANE_BLOCKS, LARGEST, MAGIC, MOST};
 /// Blocks that go together.
 const FOUR: usize = 4;
 
-/// Quantises as many blocks as are whole fours, as [`quantise_block`](super::quantise_block) does to the bit. How many.
+/// Quantizes as many blocks as are whole fours, as [`quantize_block`](super::quantize_block) does to the bit. How many.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) fn quantise_fours(
+pub(super) fn quantize_fours(
     x: &[f32],
     values: &mut [i16],
     scale: &mut [f32],
