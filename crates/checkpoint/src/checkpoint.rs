@@ -206,7 +206,7 @@ impl Checkpoint {
         self.gguf.as_ref()
     }
 
-    /// What a converter changed that tensors do not say of themselves. Whoever computes with them acts on all of it.
+    /// What a converter changed that tensors do not say of themselves. Code that computes with them must act on all of it.
     pub fn conversion(&self) -> &Conversion {
         &self.conversion
     }

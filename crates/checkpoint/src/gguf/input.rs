@@ -24,7 +24,7 @@ pub(super) struct Input<'a> {
     limit: u64,
 }
 
-/// What was wrong, for a caller who knows of which part of the header.
+/// What was wrong, for a caller that knows of which part of the header.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// The bytes cannot be meant like this.

@@ -1,4 +1,4 @@
-//! What a GGUF file says about itself: keys and values, read and range-checked by whoever asks.
+//! What a GGUF file says about itself: keys and values, read and range-checked by the caller.
 //!
 //! Tools write the same key in different widths, so a value here has none: any integer serves where a whole number is
 //! asked for. Texts need not be UTF-8. Arrays stay the bytes that they are in the file.

@@ -43,7 +43,7 @@ fn partial(outline: &Outline<'_>, key: &str, head_dim: usize) -> Result<Map<Stri
         return Err(outline.refuse(key, "some dimensions of a head, or all of them"));
     }
     let mut share = turning as f64 / head_dim as f64;
-    // Who multiplies with the head again cuts what comes after the point.
+    // The share times the head is cut to a whole number later, which must not be one less.
     if ((head_dim as f64 * share) as u64) < turning {
         share = share.next_up();
     }
