@@ -202,9 +202,10 @@ fn gguf_files_are_taken_where_they_are_named() {
     let blob = world.path().join("here/blobs/sha256-0123");
     let found = resolve("blobs/sha256-0123", &environment).unwrap();
     assert_eq!(found, Location::File(blob));
-    let hint = &["safetensors", "mlx-community"];
-    check_error("other", &["WORLD/here/other/model-Q4_K_M.gguf is a GGUF file"], hint);
-    check_error("org/gguf", &["dddddddd4/model.gguf is a GGUF file"], hint);
+    let only = "holds GGUF files and no other weights";
+    let other = format!("WORLD/here/other {only}");
+    check_error("other", &[&other], &["name the file itself", "other/model-Q4_K_M.gguf"]);
+    check_error("org/gguf", &["dddddddd4", only], &["dddddddd4/model.gguf"]);
     check("both", "here/both");
 }
 
