@@ -27,7 +27,8 @@ pub struct Vocabulary {
     pub architecture: String,
     /// The tokens, by id.
     pub tokens: Vec<String>,
-    /// The kind of each: see [`Kind`]. Normal where the list ends.
+    /// The kind of each, by the numbers of the format (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte); normal
+    /// where the list ends.
     pub kinds: Vec<u8>,
     /// The score of each, for `llama`.
     pub scores: Vec<f32>,
