@@ -62,7 +62,7 @@ pub enum Error {
         suggestions: Vec<String>,
     },
     /// A file that is no part of a model folder.
-    #[error("{} is not a model: expected a folder with config.json or a .safetensors file in one", path.display())]
+    #[error("{} is not a model: expected a folder with config.json, a .safetensors file in one, or a GGUF file", path.display())]
     NotAModelFile {
         /// The file.
         path: PathBuf,
@@ -157,7 +157,7 @@ impl Error {
             }
             Error::PathNotFound { suggestions, .. } => {
                 Some(did_you_mean(suggestions).unwrap_or_else(|| {
-                    "a model is a folder with config.json and its .safetensors files, or a name \
+                    "a model is a folder with config.json and its .safetensors files, a GGUF file, or a name \
                      like org/repo"
                         .to_owned()
                 }))
